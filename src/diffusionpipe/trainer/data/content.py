@@ -108,6 +108,7 @@ def opened_table(table: SampleTable) -> Any:
                     raise ConfigError(f"{first}: it has no split {table.split!r}; its splits are {', '.join(found)}")
                 found = found[table.split]
         else:
+            # Files without names of splits are all in "train".
             found = datasets.load_dataset(table_kind(first), data_files=list(table.files), split="train")
     except ConfigError:
         raise
@@ -116,5 +117,6 @@ def opened_table(table: SampleTable) -> Any:
             f"{first}: the table cannot be read: {type(error).__name__}: {error}; write it again"
         ) from error
     if isinstance(found.features.get(table.image), datasets.Image):
+        # Our own readers decode, with colour profiles and limits.
         found = found.cast_column(table.image, datasets.Image(decode=False))
     return found

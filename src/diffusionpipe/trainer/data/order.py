@@ -38,6 +38,7 @@ OrderPlace(epoch=2, number=0, size=25), OrderPlace(epoch=3, number=0, size=25)]
     start, epoch = 0, 0
     size = num_samples - sum(count for _, count in growth)
     for since, count in growth:
+        # Epochs of this size that have begun before the growth; it enters with the next one.
         whole = max(0, -(-(since - start) // size))
         if position < start + whole * size:
             break

@@ -76,7 +76,7 @@ def _spelled(text: str) -> list[str]:
     if found is None:
         return [text]
     first, last, width = int(found[1]), int(found[2]), len(found[1])
-    numbers = range(first, min(last, first + _MOST_SHARDS) + 1)
+    numbers = range(first, min(last, first + _MOST_SHARDS) + 1)  # a slip in a number must not fill the memory
     return [
         name
         for number in numbers

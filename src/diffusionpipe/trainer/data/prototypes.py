@@ -52,16 +52,16 @@ def prototypes_of(
     if not tables:
         raise ModelError(f"{model} has no embeddings of classes; give a model of classes, e.g. a DiT")
     rows, width = next(iter(tables.values())).shape
-    dataset = scan(data, Condition.LABEL, check_headers=False)
+    dataset = scan(data, Condition.LABEL, check_headers=False)  # each picture is decoded below anyway
     if problems := problems_of_labels(dataset, rows - 1):
         raise DataError("\n".join(problems))
     vae = open_component(model, "vae", device=device) if "vae" in components else None
     sums: dict[int, Tensor] = {}
-    counts = [0] * (rows - 1)
+    counts = [0] * (rows - 1)  # the last row is for no class
     for number, sample in enumerate(dataset.samples):
         pixels = load_pixels(dataset.path(number), resolution=resolution).unsqueeze(0).to(device)
         label = int(sample.label or 0)
-        features = _features(vae, pixels).double().cpu()
+        features = _features(vae, pixels).double().cpu()  # sums of thousands of pictures in float32 would lose digits
         sums[label] = sums[label] + features if label in sums else features
         counts[label] += 1
         if on_picture is not None:
@@ -71,6 +71,7 @@ def prototypes_of(
         raise DataError(f"{data}: no picture has the label {shown}; a prototype is the mean of a class's pictures")
     means = torch.stack([sums[label] / counts[label] for label in range(rows - 1)])  # (classes, features)
     means = means - means.mean(0)
+    # (features, width)
     matrix = normal(seed=seed, purpose="prototypes", step=0, positions=range(means.shape[1]), shape=(width,)).double()
     projected = means @ matrix  # (classes, width)
     spread = projected.std(unbiased=False)

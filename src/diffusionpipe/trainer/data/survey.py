@@ -322,6 +322,7 @@ def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> _Captio
         rules = treatments[sample.source].captions
         for text in texts_of(sample.captions, rules):
             places.append(place)
+            # By letters: tokens would have to be counted for each combination.
             texts.append(plain_text(text, rules, lambda parts: max(parts, key=len)))
     return _Captions(places, texts)
 

@@ -267,6 +267,7 @@ def _batch_with_cache(source: BatchSource, cached: CachedPart, rows: Rows, has_l
     Keys are (rows, tensors, KEY_BYTES).
     """
     specs, num_rows = {spec.name: spec for spec in source.inputs}, len(rows.samples)
+    # Texts come first, because keys follow from them, and keys say which pictures have to be decoded.
     batch = {
         name: _value(source, rows, spec, has_levels) for name, spec in specs.items() if not is_picture(kind_of(name))
     }
@@ -293,6 +294,7 @@ def _batch_with_cache(source: BatchSource, cached: CachedPart, rows: Rows, has_l
             spared = frozenset(row for row, given in enumerate(of_rows) if cached.is_spared(name, given))
             batch[name] = _value(source, rows, spec, has_levels, spared)
     batch[GIVEN] = torch.tensor(of_rows, dtype=torch.uint8).reshape(num_rows, len(cached.tensors))
+    # A bytearray: `frombuffer` wants memory that may be written.
     joined = bytearray(b"".join(key for row in zip(*all_keys, strict=True) for key in row))
     batch[KEYS] = torch.frombuffer(joined, dtype=torch.uint8).reshape(num_rows, len(cached.tensors), KEY_BYTES)
     return batch
@@ -332,6 +334,7 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
         drawn = uniform(
             seed=source.seed, purpose=f"{rows.purpose}replacement.{damaged}", step=rows.step, positions=(position,)
         )
+        # One of the other samples: the numbers from `damaged` on move up by one.
         other = int(drawn[0] * (len(dataset.samples) - 1)) if len(dataset.samples) > 1 else damaged
         samples[row] = other + (other >= damaged)
         source.skipping.note(
@@ -406,6 +409,7 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 def _paired_times(source: BatchSource, rows: Rows, purpose: str) -> Tensor:
     """The numbers of members of pairs: positions 2 k and 2 k + 1 of the global batch share the number of 2 k."""
+    # The partner may be on another rank; both draw by the position of the first.
     firsts = replace(rows, positions=tuple(position - position % 2 for position in rows.positions))
     is_partner = torch.tensor([position % 2 == 1 for position in rows.positions], dtype=torch.bool)
     return pair_members(_uniform(source, firsts, purpose), is_partner)
@@ -452,6 +456,7 @@ def _time_ids(source: BatchSource, rows: Rows) -> Tensor:
     for sample, view, (across, down) in zip(rows.samples, _views(source, rows), corners, strict=True):
         width, height = upright_size(source.dataset.path(sample))
         place = placing((width, height), whole, view.crop)
+        # Mirrored after the cut, so what was right of it counts.
         left = place.resized[0] - whole[0] - place.left if view.flip else place.left
         ids.append((height, width, place.top + down, left + across, size[1], size[0]))
     return torch.tensor(ids, dtype=torch.float32).reshape(-1, 6)
@@ -468,6 +473,7 @@ def _corners(source: BatchSource, rows: Rows) -> list[tuple[int, int]]:
         return [(0, 0)] * len(rows.samples)
     latents = next(_size_of(spec) for spec in source.inputs if kind_of(spec.name) == COORDINATES)
     numbers = _uniform(source, rows, "patch", (2,)).tolist()
+    # At whole latents: pixels of a latent.
     return [corner(own, source.whole, size, size[0] // latents[0]) for own in numbers]
 
 
@@ -588,7 +594,7 @@ def _input_ids(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     own, kind = kind_of(spec.name), MASKS[kind_of(spec.name)]
-    name = spec.name.removesuffix(own) + kind
+    name = spec.name.removesuffix(own) + kind  # a mask belongs to the tokens of the same model
     return token_mask(source.tokenizers[name], _texts(source, rows, name), spec.shape[0])
 
 

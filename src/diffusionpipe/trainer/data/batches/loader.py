@@ -78,6 +78,7 @@ class StepLoader:
                 yield workers.take(step)
 
     def _started(self, steps: range) -> DataWorkers:
+        # The workers' processes need no callback.
         workers = DataWorkers(replace(self, on_start=None).load, steps, self.workers)
         if self.on_start is not None:
             self.on_start(workers)
@@ -90,6 +91,7 @@ class StepLoader:
             def take(step: int) -> dict[str, Tensor]:
                 return {name: value.pin_memory() for name, value in workers.take(step).items()}
 
+            # One batch is in the making while one is used.
             batches = deque(pool.submit(take, step) for step in steps[:1])
             for following in steps[1:]:
                 batches.append(pool.submit(take, following))
@@ -166,6 +168,7 @@ def fixed_batches(
             purpose="validation.",
             times=tuple(times[number % len(times)] for number in numbers),
         )
+        # The whole picture, neither mirrored nor dropped.
         return make_batch(replace(of, augmentation=Augmentation()), rows)
 
     for start in range(0, len(fixed.rows), batch):
@@ -173,6 +176,7 @@ def fixed_batches(
         if held is None:
             yield made(source, own)
             continue
+        # Of all rows of the pipeline: stages run rows that other ranks encode.
         sizes = [held.numbers[fixed.rows[start + position] // len(times)] for position in group]
         runs = groupby(own, lambda row: held.numbers[row // len(times)])
         yield joined_runs(sizes, [made(held.sources[size], tuple(rows)) for size, rows in runs])

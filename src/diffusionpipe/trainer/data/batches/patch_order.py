@@ -42,4 +42,5 @@ class PatchOrder:
 
     def _size(self, step: int) -> int:
         drawn = float(uniform(seed=self.seed, purpose="patch_size", step=step, positions=(0,))[0])
+        # Without the last end, which rounding may leave below 1.
         return sum(drawn >= end for end in list(accumulate(self.shares))[:-1])

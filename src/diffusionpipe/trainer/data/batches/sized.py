@@ -70,7 +70,7 @@ def samples_in_rows(sizes: SizedSamples, *, batch: int, step: int, rows: Sequenc
         return tuple(rows)
     count = batch // sizes.pipelines
     place_of: dict[int, int] = {}
-    for first in {row // count * count for row in rows}:
+    for first in {row // count * count for row in rows}:  # the first row of each pipeline's part
         start = step * batch + first
         own = [sizes.numbers[size] for size in sizes.order.size_numbers(range(start, start + count))]
         place_of |= {first + row: first + place for row, place in enumerate(rows_by_size(own))}
@@ -108,6 +108,7 @@ def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int = 1, held: He
     numbers = [0] * num_rows if held is None else [held.numbers[row // times] for row in range(num_rows)]
     for size in sorted(set(numbers)):
         own = [row for row in range(num_rows) if numbers[row] == size]
+        # With rows of the same size, because a micro-batch has one.
         filled = -len(own) % cell if held is not None else 0
         rows += own + [own[place % len(own)] for place in range(filled)]
         counts += [True] * len(own) + [False] * filled
@@ -194,7 +195,7 @@ def sized_batch(
         rows = Rows(
             samples=tuple(one.sample for one in found),
             passes=tuple(one.epoch for one in found),
-            positions=places,
+            positions=places,  # random numbers belong to the sample's position, in whichever row it is
             step=step,
         )
         runs.append(make_batch(sizes.sources[sizes.numbers[size]], rows, has_levels=has_levels))

@@ -76,6 +76,8 @@ class DataWorkers:
         """
         self._steps, self._asked = steps, 0
         self._workers: list[_Worker] = []
+        # At its exit multiprocessing sends daemons SIGTERM, which workers ignore, and waits for them. So they are
+        # killed before that.
         self._finalizer = Finalize(self, _kill, args=(self._workers,), exitpriority=10)
         self.awaited: int | None = None
         """The process for which the rank waits now."""
@@ -141,7 +143,7 @@ def _started(make: MakeBatch, number: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(make, theirs), name=f"data worker {number}", daemon=True)
-    with _signals_blocked():
+    with _signals_blocked():  # a new process inherits the blocked signals
         process.start()
     theirs.close()  # so that the pipe ends with the worker
     stacks = anonymous_file()
@@ -164,6 +166,7 @@ def _signals_blocked() -> Iterator[None]:
 def _kill(workers: list[_Worker]) -> None:
     for worker in workers:
         worker.process.kill()
+    # All are killed before the first one is awaited.
     for worker in workers:
         worker.process.join(_LAST_WORDS)  # one that waits for a dead file server does not end
         worker.pipe.close()
@@ -191,11 +194,11 @@ def _serve(make: MakeBatch, pipe: Connection) -> None:
     """Makes the batches of the steps that the rank asks for, until the pipe ends."""
     _leave_signals_to_the_rank()
     rank = multiprocessing.parent_process()
-    if rank is not None and not end_with_parent(rank.pid or 0):
+    if rank is not None and not end_with_parent(rank.pid or 0):  # the rank has died in the meantime
         os._exit(1)
     threading.Thread(target=_end_with_the_rank, name="end of the rank", daemon=True).start()
     os.nice(POLITENESS)  # batches are made ahead, so a worker can wait until a rank that shares its core does
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # each worker takes one core
     with suppress(EOFError, OSError):
         faulthandler.register(_STACKS, file=reduction.recv_handle(pipe), all_threads=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (_STACKS,))
@@ -234,6 +237,7 @@ def _reply(pipe: Connection, step: int, make: MakeBatch) -> None:
         reply = {"error": f"step {step}: a data worker failed: {type(error).__name__}: {error}"}
     else:
         reply = {"tensors": specs}
+    # The descriptor follows the reply, because a pipe carries both in order.
     pipe.send_bytes(json.dumps(reply).encode())
     if "tensors" in reply and file is not None:
         reduction.send_handle(pipe, file, os.getppid())
@@ -253,7 +257,7 @@ def _write(file: int, tensors: list[Tensor]) -> None:
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
         written = 0
         while written < len(data):
-            written += os.pwrite(file, data[written:], start + written)
+            written += os.pwrite(file, data[written:], start + written)  # may write a part only
         start = _aligned(start + len(data))
 
 
@@ -269,7 +273,7 @@ def _received(pipe: Connection) -> dict[str, Tensor]:
     file = reduction.recv_handle(pipe)
     try:
         size = os.fstat(file).st_size
-        memory = mmap.mmap(file, size) if size else None
+        memory = mmap.mmap(file, size) if size else None  # an empty file cannot be mapped
     finally:
         os.close(file)
     batch: dict[str, Tensor] = {}
@@ -279,6 +283,7 @@ def _received(pipe: Connection) -> dict[str, Tensor]:
         if memory is None or count == 0:
             batch[name] = torch.empty(shape, dtype=dtype)
             continue
+        # Keeps the mapping alive.
         batch[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).reshape(shape)
         start = _aligned(start + batch[name].nbytes)
     return batch

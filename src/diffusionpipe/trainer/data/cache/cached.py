@@ -2,7 +2,7 @@
 
 A key follows from content alone: the bytes of the picture's file, its cut, mirror and size, and the tokens of a text.
 So a picture that is replaced, a caption that is changed, or another size has another key, and a text that several
-pictures share has one. Weights, precision and all other settings have a folder of their own (`cache_files`).
+pictures share has one. Weights, precision and all other settings have a folder of their own (`files`).
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def key_of(parts: Sequence[bytes], spec: TensorSpec) -> bytes:
     """
     digest = blake2b(repr(spec.shape).encode(), digest_size=KEY_BYTES)
     for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(len(part).to_bytes(8, "little"))  # else the end of one part could be the start of the next
         digest.update(part)
     return digest.digest()
 
@@ -84,6 +84,7 @@ def found_rows(tensor: CachedTensor, keys: Sequence[bytes]) -> tuple[Tensor, lis
     rows, given = torch.zeros(len(keys), *spec.shape, dtype=dtype), [False] * len(keys)
     for row, key in enumerate(keys):
         found = shards.read(key.hex()) if key != NO_KEY else None
+        # A file of another program may hold anything.
         if found is not None and found.shape == spec.shape and found.dtype is dtype:
             rows[row], given[row] = found, True
     return rows, given

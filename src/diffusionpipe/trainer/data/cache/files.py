@@ -79,6 +79,7 @@ class CacheFiles:
             return None
         path = self._shard_of[key]
         try:
+            # Opened for each tensor: a large cache has more shards than a process may have open files.
             with safe_open(path, framework="pt") as shard:
                 found: Tensor = shard.get_tensor(key)
             if _checksum(found) != self._sums.get(key):
@@ -91,7 +92,7 @@ class CacheFiles:
     def _learn(self, path: Path) -> None:
         self._seen.add(path.name)
         try:
-            with safe_open(path, framework="pt") as shard:
+            with safe_open(path, framework="pt") as shard:  # reads the header only
                 self._shard_of |= dict.fromkeys(shard.keys(), path)
                 self._sums |= shard.metadata() or {}
         except (OSError, SafetensorError) as error:
@@ -119,6 +120,7 @@ def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     name = blake2b(" ".join(sorted(tensors)).encode(), digest_size=16).hexdigest()
     path = folder / f"{name}.safetensors"
+    # One order, so that equal tensors give an equal file.
     rows = {key: tensor.contiguous() for key, tensor in sorted(tensors.items())}
     write_atomically(path, save(rows, metadata={key: _checksum(row) for key, row in rows.items()}))
     return path

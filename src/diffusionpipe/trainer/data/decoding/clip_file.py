@@ -75,7 +75,7 @@ def _decoded_by(name: str, container: Any, stream: Any) -> Iterator[Any]:
     decoder: Any = av.CodecContext.create(name, "r")
     decoder.thread_count = 1
     for packet in container.demux(stream):
-        yield from decoder.decode(packet if packet.size else None)
+        yield from decoder.decode(packet if packet.size else None)  # None takes the frames that the decoder still holds
 
 
 def problem_of_end(path: Path) -> str | None:
@@ -96,6 +96,7 @@ def problem_of_end(path: Path) -> str | None:
         elif start[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
             needed = _end_of_boxes(file, size)
         elif start[:3] == b"GIF":
+            # A GIF ends with a semicolon; some programs write zeros after it.
             file.seek(max(0, size - 64))
             needed = size if file.read().rstrip(b"\0").endswith(b";") else size + 1
         else:
@@ -109,7 +110,7 @@ def _end_of_boxes(file: BinaryIO, size: int) -> int:
     while end + 8 <= size:
         file.seek(end)
         length = int.from_bytes(file.read(4))
-        if length == 1:  # it stands behind the name, in eight bytes
+        if length == 1:  # the length follows the name, in eight bytes
             file.seek(end + 8)
             length = int.from_bytes(file.read(8))
         if length < 8:  # up to the end of the file, or no box
@@ -135,6 +136,6 @@ def _number(file: BinaryIO) -> int:
     first = file.read(1)
     if not first or not first[0]:
         return _UNKNOWN
-    count = 9 - first[0].bit_length()
+    count = 9 - first[0].bit_length()  # the number of leading zeros, plus one
     value = int.from_bytes(bytes([first[0] & (1 << 8 - count) - 1]) + file.read(count - 1))
     return _UNKNOWN if value == 2 ** (7 * count) - 1 else value

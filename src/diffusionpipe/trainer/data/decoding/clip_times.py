@@ -111,7 +111,7 @@ def _read(path: Path, state: tuple[int, ...]) -> FrameTimes:
     last = max(shown, key=lambda packet: packet.stamp)
     keys = [Key(stamp=packet.stamp, place=packet.place) for packet in shown if packet.is_key]
     if has_doubtful_keys and len(keys) == len(shown):
-        del keys[1:]
+        del keys[1:]  # only the first one is surely a key frame
     return FrameTimes(
         stamps=tuple(stamps),
         times=times,
@@ -194,8 +194,9 @@ def _evened(times: Sequence[Seconds], rates: Sequence[Fraction]) -> tuple[Second
         return tuple(times)
     found = Fraction((len(times) - 1) / times[-1])
     whole = Fraction(round(found))
-    if _distance(times, found) < EXACT:
+    if _distance(times, found) < EXACT:  # even already
         return tuple(times)
+    # Whole rates and the ones of American television are likelier than the mean of rounded times.
     usual = min((whole, whole * _NTSC), key=lambda rate: _distance(times, rate))
     for rate in (usual, *rates, found):
         if _distance(times, rate) < _ROUNDED:

@@ -164,6 +164,7 @@ def load_clip(
         pictures: list[NDArray[np.uint8]] = []
         place: CropPlacing | None = None
         for frame, times in _shown(path, clip, taken.numbers(clip, int(start * taken.num_starts(clip)))):
+            # The first frame's, so that all are cut alike.
             place = place or placing(_seen_size(frame, clip.aspect), size, crop)
             pictures += [np.asarray(cut_out(_upright(frame), place, size, flip=flip))] * times
         if len(pictures) < taken.frames:
@@ -187,12 +188,14 @@ def _shown(path: Path, clip: FrameTimes, numbers: Sequence[int]) -> Iterator[tup
     """The frames of these numbers, in order, each with how often it is taken; fewer if the clip ends before."""
     left, last, shown = list(numbers), -1, None
     for number, frame in _decoded(path, clip, numbers[0]):
+        # A frame is shown until the next one begins: it serves all wanted numbers below that one's.
         if shown is not None and (taken := bisect_left(left, number)):
             yield shown, taken
             del left[:taken]
         if not left:
             return
         last, shown = number, frame
+    # The last frame serves wanted numbers up to its own; the others lie after the end.
     if taken := bisect_right(left, last):
         yield shown, taken
 
@@ -206,7 +209,7 @@ def _decoded(path: Path, clip: FrameTimes, first: int) -> Iterator[tuple[int, An
     for key in clip.starts_before(first):
         frames = _numbered(path, clip, key)
         found = next(frames, None)
-        if found is not None and found[0] <= first:
+        if found is not None and found[0] <= first:  # else the seek has led too far
             return chain([found], frames)
     raise ValueError(f"its frame {first} cannot be decoded; encode it again")
 
@@ -218,6 +221,7 @@ def _numbered(path: Path, clip: FrameTimes, key: Key | None) -> Iterator[tuple[i
         if clip.is_counted:
             yield count, frame
         elif frame.pts is not None and frame.pts >= clip.stamps[0]:
+            # Frames of equal times are told apart by counting them.
             yield min(bisect_left(clip.stamps, frame.pts) + seen[frame.pts], len(clip.stamps) - 1), frame
             seen[frame.pts] += 1
 
@@ -252,7 +256,7 @@ def _placed(frame: Any) -> _Placed:
     if matrix is None:
         return _Placed()
     # x' = a x + c y and y' = b x + d y, with y downwards
-    a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), dtype=np.int32).astype(float) / 2**16
+    a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), dtype=np.int32).astype(float) / 2**16  # numbers of 16.16 bits
     straight, turned = min(abs(a), abs(d)), min(abs(b), abs(c))
     if min(straight, turned) > _SKEWED * max(straight, turned):
         raise ValueError("its display matrix turns it by less than a quarter; turn its frames, and encode it again")
@@ -269,6 +273,7 @@ def _upright(frame: Any) -> "Image.Image":
         picture = srgb_on_white(Image.fromarray(frame.to_ndarray(format="rgba")), "RGB", "RGB")
     else:
         picture = frame.to_image()
+    # First rows and columns are exchanged, then each is reversed: the order of `_Placed`.
     moves = zip(
         _placed(frame),
         (Image.Transpose.TRANSPOSE, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM),

@@ -98,7 +98,7 @@ def _apart(picture: Image.Image, colours: str) -> tuple[Image.Image, Image.Image
     transparent = picture.info.get("transparency")
     if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
         levels = np.asarray(picture)
-        grey = Image.fromarray((levels.clip(0, 65535) // 257).astype(np.uint8))
+        grey = Image.fromarray((levels.clip(0, 65535) // 257).astype(np.uint8))  # 65535 / 257 = 255
         return grey, None if transparent is None else Image.fromarray((levels != transparent).astype(np.uint8) * 255)
     has_alpha = "A" in picture.getbands() or transparent is not None
     alpha = picture.convert("RGBA").getchannel("A") if has_alpha else None
@@ -146,6 +146,7 @@ def _is_srgb(transform: ImageCms.ImageCmsTransform, colours: str) -> bool:
     """Whether a transform to sRGB changes next to nothing, shown on levels of all kinds."""
     if colours == "CMYK":
         return False
+    # Of a colour 17 levels a channel, 255 = 16 x 15.9375.
     steps = np.arange(256 if colours == "L" else 17) * (1 if colours == "L" else 15.9375)
     grids = np.meshgrid(*[steps] * (1 if colours == "L" else 3), indexing="ij")
     levels = np.stack([grid.ravel() for grid in grids], axis=-1).astype(np.uint8)  # (N, 1 or 3)

@@ -65,7 +65,7 @@ def read_header(path: Content) -> Header:
             # Pillow would decode a whole PNG to find an orientation behind its pixels, where it hardly ever is.
             is_plain = picture.format == "PNG" and "exif" not in picture.info
             colours, size = problem_of_colours(picture), picture.size if is_plain else _upright(picture)
-            picture.verify()
+            picture.verify()  # last, because it reads the file to its end
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
         return Header(problem=reason_of(error))
     return Header(colours=colours, size=size)
@@ -147,8 +147,9 @@ def placing(found: Size, size: Size, crop: tuple[float, float]) -> CropPlacing:
     `crop`: fractions in [0, 1) of what is left over to the left and above.
     """
     scale = max(wanted / side for wanted, side in zip(size, found, strict=True))
+    # Rounding must not leave a side too short.
     width, height = (max(wanted, round(side * scale)) for wanted, side in zip(size, found, strict=True))
-    left, top = (
+    left, top = (  # each place of the cut has the same probability
         int(fraction * (side - wanted + 1)) for fraction, side, wanted in zip(crop, (width, height), size, strict=True)
     )
     return CropPlacing(resized=(width, height), left=left, top=top)

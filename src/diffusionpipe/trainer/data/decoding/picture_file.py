@@ -41,7 +41,7 @@ def opened_picture(path: Content) -> Iterator[Image.Image]:
             _correct_transparency(picture)
             yield picture
     except ValueError as error:
-        if "MAX_TEXT" not in str(error):
+        if "MAX_TEXT" not in str(error):  # the name that Pillow's message has
             raise
         raise ValueError(
             f"it holds a text or a colour profile of more than {_MAX_TEXT // 2**20} MiB; save it without"

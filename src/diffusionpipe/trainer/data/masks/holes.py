@@ -86,7 +86,7 @@ def _edges(numbers: Sequence[float], size: Size) -> Iterator[tuple[int, int, int
     """Strips as (left, top, right, bottom)."""
     ratio = _LEAST + (_MOST - _LEAST) * numbers[0]
     width, height = size
-    across, down = (max(1, int(side * ratio / 2)) for side in size)
+    across, down = (max(1, int(side * ratio / 2)) for side in size)  # two opposite strips take the share together
     left, right = (0, 0, across, height), (width - across, 0, width, height)
     top, bottom = (0, 0, width, down), (0, height - down, width, height)
     if numbers[1] < _ONE_SIDE:
@@ -107,7 +107,7 @@ def load_mask(path: Path, *, found: Size, size: Size, crop: tuple[float, float] 
     place = placing(found, size, crop)
     picture = Image.fromarray(levels)
     if place.resized != found:
-        picture = picture.resize(place.resized, Image.Resampling.NEAREST)
+        picture = picture.resize(place.resized, Image.Resampling.NEAREST)  # a mask has two levels and no grey between
     picture = picture.crop((place.left, place.top, place.left + size[0], place.top + size[1]))
     hole = np.array(ImageOps.mirror(picture) if flip else picture) >= _THRESHOLD
     return torch.from_numpy(hole).to(torch.float32).unsqueeze(0)  # (1, H, W)

@@ -49,7 +49,7 @@ def load_loss_mask(
         raise PictureError(path, reason_of(error)) from error
     place = placing(picture.size, size, crop)
     if place.resized != picture.size:
-        picture = picture.resize(place.resized, Image.Resampling.BOX)
+        picture = picture.resize(place.resized, Image.Resampling.BOX)  # a mean of pixels; bicubic would leave [0, 1]
     picture = picture.crop((place.left, place.top, place.left + size[0], place.top + size[1]))
     levels = np.array(ImageOps.mirror(picture) if flip else picture, dtype=np.float32) / 255
     return interpolate(torch.from_numpy(levels)[None, None], size=latents, mode="area")[0]  # (1, h, w)

@@ -79,6 +79,7 @@ def read_list(folder: Path, file: str) -> Metadata | None:
         found = json.loads(read_text(folder / file))
     except (OSError, ValueError, RecursionError):
         return None
+    # Keys that look like names of files.
     if isinstance(found, dict) and found and all(Path(name).suffix for name in found):
         rows = [{"file_name": k, **v} if isinstance(v, dict) else {"file_name": k, "text": v} for k, v in found.items()]
     elif isinstance(found, list) and found and all(isinstance(row, dict) and "file_name" in row for row in found):
@@ -143,6 +144,7 @@ def _below(metadata: str, name: str) -> str:
 
 def _json_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]]:
     """Number and object of each line that is not empty, or why there is none."""
+    # Not `splitlines`: a caption may hold U+2028, which JSON allows.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -170,6 +172,7 @@ def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]]
                 continue
             row: dict[str, object] = {name: cell for name, cell in cells.items() if cell}
             label = cells.get("label") or ""
+            # Cells are texts, also where they are numbers.
             yield number, row | ({"label": int(label)} if label.isdecimal() and len(label) < 19 else {})
     except csv.Error as error:
         yield before + 1, ValueError(f"not CSV: {error}")

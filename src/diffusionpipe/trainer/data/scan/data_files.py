@@ -77,7 +77,7 @@ def _parsed(found: object) -> DataFiles:
     result = []
     for one in generations:
         since, files = (one.get("since"), one.get("files")) if isinstance(one, dict) else (None, None)
-        if type(since) is not int or since < 0 or not isinstance(files, dict):
+        if type(since) is not int or since < 0 or not isinstance(files, dict):  # a bool is an int too
             raise ValueError("a generation needs a position from 0 and files")
         if not all(isinstance(digest, str) for digest in files.values()):
             raise ValueError("digests are texts")
@@ -104,6 +104,7 @@ def continued(ledger: DataFiles, files: Mapping[str, str], samples: Sequence[str
     Raises:
         CheckpointError: files that the run has used are gone or different, or new ones may not enter.
     """
+    # The files of a generation whose position is yet to come have entered no epoch, and may still change.
     used = tuple(one for one in ledger.generations if one.since < at.position or one.since == 0)
     waiting = [_present(one, files) for one in ledger.generations if one not in used]
     known = {name: digest for one in used for name, digest in one.files.items()}
@@ -120,6 +121,7 @@ def continued(ledger: DataFiles, files: Mapping[str, str], samples: Sequence[str
     if new:
         before = DataFiles(generations=kept)
         since = before.since_of()
+        # By sample: a repeated picture counts as often as it is repeated.
         trained = [since[name] for name in samples if name in since]
         growth = growth_of([(position, 1) for position in trained])
         kept += (Generation(since=next_epoch(at.position, len(trained), growth), files=new),)

@@ -143,6 +143,7 @@ class Dataset:
         """The path of sample `index` below its folder, with "/"."""
         sample = self.samples[index]
         prefix = f"{self.parts[sample.source].name}/" if self.parts else ""
+        # A single table is a part without a name.
         return sample.name.removeprefix(prefix) if len(prefix) > 1 else sample.name
 
     @property
@@ -284,6 +285,7 @@ def examine(
     conditions = set(steered.values())
     # One that steers and is steered itself is a sample: a model may be given the picture itself, or the one before it.
     pictures = [name for name in listing.read if name in steered or name not in conditions]
+    # Pictures that steer may lie in validation's folder.
     found = {*listing.read, *conditions.intersection(listing.apart)}
     headers = (
         headers_of(folder, {name: folder / name for name in sorted(found)}, progress, kind.header_of)
@@ -306,7 +308,7 @@ def examine(
         "lines of metadata that cannot be used": known.problems,
         f"{kind.noun} named in metadata {absent}": missing,
         "captions that cannot be read": sidecar_problems,
-        f"{kind.noun} {_NEEDED.get(need, '')}{unread_tables(listing)}": [
+        f"{kind.noun} {_NEEDED.get(need, '')}{unread_tables(listing)}": [  # `need` is the name of the field too
             name for name in pictures if need in _NEEDED and getattr(described[name], need) is None
         ],
         f"{kind.noun} that cannot be {'read' if taken is None else 'used'}{_ON_ERROR if rules.may_skip else ''}": [
@@ -369,6 +371,7 @@ def digest_of(contents: bytes, about: Description | None) -> str:
 
     None: without one.
     """
+    # Only where there are others, so that digests of pictures with one caption stay as in older runs.
     more = () if about is None or not about.others else (about.others,)
     said = "" if about is None else repr((about.text, about.label, about.condition, *more))
     return blake2b(contents + said.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
@@ -452,9 +455,11 @@ def headers_of(
         except ValueError as error:
             return Header(problem=str(error)), b""
 
+    # Threads wait for the disk, so more of them than cores.
     with ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1))) as threads:
         checked = threads.map(check, pictures)
         for number, (name, (header, digest)) in enumerate(zip(pictures, checked, strict=True), start=1):
+            # In the order of names, whichever thread is first.
             contents.update(name.encode("utf-8", "surrogateescape") + b"\0" + digest)
             if header.problem is not None:
                 problems[name] = header.problem

@@ -51,6 +51,7 @@ def read_known(folder: Path, listing: Listing) -> FolderDescriptions:
         said, twice = found_descriptions(read.descriptions, names)
         lists |= said
         problems += [*read.problems, *twice]
+    # The other files come before metadata.json.
     for name, about in lists.items():
         own = found.get(name, Description())
         if about.condition is not None and own.condition is None:

@@ -133,6 +133,7 @@ def _walk(folder: Path, apart: _Identity | None, overlooked: Counter[str]) -> It
     for directory, inner, files in os.walk(folder, followlinks=True):
         above = around.pop(directory)
         entered = {name: _identity(Path(directory, name)) for name in _looked_at(inner, overlooked)}
+        # In place: `os.walk` enters these alone.
         inner[:] = [name for name, identity in entered.items() if identity is not None and identity not in above]
         around.update((os.path.join(directory, name), above | {entered[name]}) for name in inner)
         below, is_apart = Path(directory).relative_to(folder), apart is not None and apart in above

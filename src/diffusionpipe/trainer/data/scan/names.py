@@ -27,11 +27,12 @@ class Names:
 
     def find(self, name: str) -> str:
         """The file that a metadata file's `name` means; `name` itself where none fits, or several do."""
+        # The name as written comes first: on Linux a file's name may hold a backslash.
         for wanted in (name, posixpath.normpath(name.replace("\\", "/"))):
             if wanted in self._names:
                 return wanted
             alike = self._alike.get(_key(wanted), ())
-            if len(alike) == 1:
+            if len(alike) == 1:  # several files that differ in accents alone: none is meant for sure
                 return alike[0]
         return name
 
@@ -63,6 +64,7 @@ def found_descriptions(
 
 def sidecars_of(pictures: Iterable[str], sidecars: Iterable[str]) -> dict[str, str]:
     """The file with the caption of each picture that has one: ending and accents may be written in another way."""
+    # The last file of a stem is kept, so the kind that counts first comes last.
     ranked = sorted(sidecars, key=_rank, reverse=True)
     of_stem = {_stem(_key(name)): name for name in ranked}
     exact = {_stem(name): name for name in ranked}

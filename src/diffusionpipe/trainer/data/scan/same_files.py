@@ -32,7 +32,7 @@ def agree_on_files(dataset: Dataset) -> None:
 def _compared(dataset: Dataset) -> Iterator[Path]:
     """Some of the pictures that are files, and some shards and files of tables."""
     whole = [number for number, sample in enumerate(dataset.samples) if not sample.place]
-    for number in whole[:: -(-len(whole) // _COMPARED) or 1]:
+    for number in whole[:: -(-len(whole) // _COMPARED) or 1]:  # no step of 0 where there are no files
         path = dataset.path(number)
         assert isinstance(path, Path), "it has no place in another file"
         yield path

@@ -105,6 +105,7 @@ def read_skipped(folder: Path) -> frozenset[Skipped]:
 @lru_cache(maxsize=1)
 def _parsed(path: Path, state: tuple[int, ...]) -> frozenset[Skipped]:
     """The entries of the file in this state: it is asked for at every step, and changes seldom."""
+    # The last piece is empty, or a line that is being written.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     return frozenset(_entry(path, number, line) for number, line in enumerate(lines, start=1))
 

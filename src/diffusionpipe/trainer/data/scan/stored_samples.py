@@ -99,6 +99,7 @@ def examine_table(
     part = SourcePart(
         name="", folder=path, count=0, repeats=1, files=table.files, split=columns.split, image=columns.image
     )
+    # Without the pictures, whose bytes would be read with every row.
     about = rows.select_columns([name for name in (columns.text, columns.label) if name in names])
     is_path = getattr(rows.features[columns.image], "dtype", "") in ("string", "large_string")
     for number in range(len(rows)):
@@ -118,7 +119,7 @@ def examine_table(
         except ValueError as error:
             found.problems.append(f"row {number}: {error}")
     if is_path:
-        part = SourcePart(name="", folder=files[0].parent, count=0, repeats=1)
+        part = SourcePart(name="", folder=files[0].parent, count=0, repeats=1)  # the pictures are files of their own
     return _examined(part, found, need, progress, rules)
 
 
@@ -134,6 +135,7 @@ def _examined(
         f"pictures without a {need}": [
             name
             for name in kept
+            # `need` is the name of the field too.
             if need is not Condition.NOTHING and getattr(found.descriptions.get(name, Description()), need) is None
         ],
     }
@@ -214,6 +216,7 @@ def _samples_of(file: Path) -> Iterator[tuple[str, _Entry]]:
         tarfile.TarError: it is not a tar file, or cut short.
     """
     key, entry, seen = "", _Entry(), set[str]()
+    # "r:": not compressed, because a sample is read from its place in the file.
     with tarfile.open(file, "r:") as opened:
         for member in opened:
             if not member.isfile():
@@ -224,7 +227,7 @@ def _samples_of(file: Path) -> Iterator[tuple[str, _Entry]]:
             if name.startswith(("/", "..")):
                 raise ValueError(f"its member {member.name} lies outside of the shard's folder; pack it again")
             folder, _, last = name.rpartition("/")
-            stem, _, ending = last.partition(".")
+            stem, _, ending = last.partition(".")  # up to the first dot, as WebDataset reads names
             if not stem or not ending:
                 continue
             own = f"{folder}/{stem}" if folder else stem
@@ -244,6 +247,7 @@ def _samples_of(file: Path) -> Iterator[tuple[str, _Entry]]:
                 if small in entry.said:
                     raise ValueError(f"{own} has two members .{small}; keep one")
                 handle = opened.extractfile(member)
+                # A character has up to four bytes in UTF-8.
                 entry.said[small] = b"" if handle is None else handle.read(4 * MAX_CAPTION)
     if key:
         yield key, entry

@@ -35,6 +35,7 @@ def lines_of_sizes(assignment: Assignment, names: Sequence[str], run: int) -> It
         worst = max(assignment.cut_much, key=lambda number: assignment.cut_much[number])
         many = f"{counted(len(assignment.cut_much), 'pictures')} by more than {_percent(assignment.most_cut)}"
         most = f"the most {names[worst]}: {_percent(assignment.cut_much[worst])}"
+        # Squares cut long pictures, which the recipe has asked for.
         are_shaped = any(share.size.width != share.size.height for share in shares)
         yield "cut away", f"{many}, {most}", are_shaped
     if assignment.empty:

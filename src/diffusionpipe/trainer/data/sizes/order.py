@@ -71,6 +71,7 @@ class SizeOrder:
 
     def _sample(self, share: SizeShare, position: int) -> tuple[int, int]:
         """The sample at a position of a size's stream, and its epoch."""
+        # A cycle of epochs, in each of which other pictures may have this size.
         cycle, rest = divmod(position, share.visits)
         ends = list(accumulate(map(len, share.members)))
         epoch = bisect_right(ends, rest)
@@ -82,6 +83,8 @@ class SizeOrder:
     def _first_run(self, share: SizeShare, epoch: int) -> int:
         """The number of runs of a size that are due before an epoch."""
         seen = self._seen_before(share, epoch)
+        # Run i is due at position (i + phase) * run of the stream, with a phase in [0, 1) in parts of `_PHASES`: the
+        # least i whose position is not before `seen`, in whole numbers.
         return max(0, -(-(seen * _PHASES - self._phase(share) * self.run) // (self.run * _PHASES)))
 
     def _seen_before(self, share: SizeShare, epoch: int) -> int:
@@ -121,6 +124,7 @@ _EPOCHS: int = 4
 def _run_at(order: SizeOrder, number: int) -> tuple[int, int]:
     """(number of the size, number among its runs) of a run."""
     visits = order.assignment.visits
+    # An estimate: phases move runs over the ends of epochs.
     epoch = max(0, number * order.run * order.assignment.cycle // visits - 1)
     found = _epoch_of(_Key(order), epoch)
     while number < found.first:
@@ -161,10 +165,11 @@ def _epoch_of(key: _Key, epoch: int) -> _Epoch:
         first += start
         seen, members = order._seen_before(share, epoch), share.members[epoch % order.assignment.cycle]
         own = np.arange(start, stop, dtype=np.int64)
+        # Of each run in the size's stream, from the start of the epoch.
         positions = own * order.run + order._phase(share) * order.run / _PHASES - seen
         dues.append(positions / max(1, len(members)))
         sizes.append(np.full(len(own), number, dtype=np.int64))
         owns.append(own)
     due, size, own = np.concatenate(dues), np.concatenate(sizes), np.concatenate(owns)
-    sequence = np.lexsort((size, due))
+    sequence = np.lexsort((size, due))  # by `due`; equal ones by size
     return _Epoch(first, size[sequence], own[sequence])

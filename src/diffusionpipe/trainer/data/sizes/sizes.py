@@ -169,6 +169,7 @@ def areas_of(stated: Sequence[int | str], aspects: tuple[float, float] | None, m
     sizes = sorted(exact, key=lambda size: (size.frames, size.num_pixels, size.width))
     while sizes:
         first = sizes[0]
+        # The first ones, because sizes are sorted by their pixels.
         alike = [size for size in sizes if size.frames == first.frames and size.num_pixels <= 1.5 * first.num_pixels]
         areas.append(tuple(alike))
         sizes = sizes[len(alike) :]
@@ -184,16 +185,18 @@ def sizes_of_area(side: int, aspects: tuple[float, float], multiple: int = MULTI
     ['384 x 704', '384 x 640', '448 x 576', '448 x 512', '512 x 512']
     """
     units = side / multiple
-    most = round(units * max(aspects[1], 1 / aspects[0], 2)) + 1
+    most = round(units * max(aspects[1], 1 / aspects[0], 2)) + 1  # a longer side would lie outside of the aspects
     found = [
         Clip(width=width * multiple, height=height * multiple)
         for width, height in product(range(1, most), repeat=2)
         if _AREA[0] <= width * height / units**2 <= _AREA[1] and aspects[0] <= width / height <= aspects[1]
     ]
+    # Equal steps of the logarithm.
     wanted = [aspects[0] * (aspects[1] / aspects[0]) ** (i / (_ASPECTS - 1)) for i in range(_ASPECTS)]
 
     def misfit(size: Clip, aspect: float) -> float:
         off = abs(log(size.num_pixels / side**2))
+        # The aspect counts more: it decides how much is cut away.
         return abs(log(size.width / size.height / aspect)) + off / 4
 
     best = {min(found, key=lambda size: misfit(size, aspect)) for aspect in wanted if found}
@@ -234,14 +237,15 @@ def assign(
             "data.resolution: no size of this area has sides that are multiples of data.multiple; give a larger area "
             "or a smaller multiple"
         )
-    groups = [asked.index(areas) for areas in asked]
+    groups = [asked.index(areas) for areas in asked]  # sources with equal areas are one group
     group_of = [groups[source] for source in sources] if rules.of_sources else [0] * len(pictures)
     grouped = _Grouped(pictures, group_of, asked, [1] * len(pictures) if frames is None else frames)
-    cycle = lcm(*map(len, asked))
+    cycle = lcm(*map(len, asked))  # each group has come round
     left_out: dict[int, str] = {}
     members: dict[Clip, list[list[int]]] = {size: [[] for _ in range(cycle)] for size in rules.sizes}
     places: Counter[int] = Counter()
     remedies: set[str] = set()
+    # By shape, so that pictures alike follow each other.
     for number in sorted(range(len(pictures)), key=lambda number: (pictures[number], number)):
         group, most = grouped.group_of[number], grouped.most[number]
         visited = list(_visited(pictures[number], most, asked[group], rules))
@@ -351,7 +355,7 @@ def _join(
                     theirs += pictures.split(mine).get(group, [])
             for mine in members[size]:
                 mine.clear()
-        elif counts[size] < side_by_side - 1:
+        elif counts[size] < side_by_side - 1:  # with one picture too few, one may be there twice
             least = max(min(own.values(), default=1.0) for own in costs.values())
             problems.append(
                 f"{size} has {counted(counts[size], 'pictures')} where {side_by_side} lie side by side"

@@ -31,13 +31,13 @@ def chunked_rows(
         ]
         return found
 
-    empty, absent = rows(["", Absent()])
+    empty, absent = rows(["", Absent()])  # a model may read no caption otherwise than an empty one
     begin, end, padding = empty[0], empty[1], empty[-1]
     found = []
     for text, row, parts in zip(texts, rows(texts), parts_of(tokenizer, texts, length), strict=True):
         blank = absent if isinstance(text, Absent) else empty
         own = [row]
-        if len(parts) > 1:
+        if len(parts) > 1:  # a shorter text is read as the tokenizer has it
             own = [[begin, *part, end, *[padding] * (length - _MARKS - len(part))] for part in parts[:num_chunks]]
         found.append(own + [blank] * (num_chunks - len(own)))
     return found
@@ -62,7 +62,7 @@ def parts_of(tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], 
 
     At least one part, which may be empty.
     """
-    plain = getattr(tokenizer, "plain", tokenizer)
+    plain = getattr(tokenizer, "plain", tokenizer)  # without the template that some models put around captions
 
     def tokens_of(parts: Sequence[str]) -> list[list[int]]:
         if not parts:
@@ -72,6 +72,7 @@ def parts_of(tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], 
         return found
 
     room, whole = length - _MARKS, tokens_of(texts)
+    # Of long texts only.
     words = {word for text, tokens in zip(texts, whole, strict=True) if len(tokens) > room for word in text.split()}
     tokens_of_word = dict(zip(words, tokens_of(list(words)), strict=True))
     return [
@@ -92,6 +93,7 @@ def _parts(words: Sequence[list[int]], room: int) -> Iterator[list[int]]:
     """The words in parts of at most `room` tokens."""
     part: list[int] = []
     for word in words:
+        # A long word is cut in place of a new chunk.
         if len(part) + len(word) > room and len(word) < min(_LONG_WORD, room + 1):
             yield part
             part = []

@@ -117,6 +117,7 @@ def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -
     """
     chosen: Sequence[int] = range(len(texts))
     if len(texts) > MOST:
+        # The same captions are counted with any seed of the run.
         random = generator(seed=0, purpose="counted captions", step=0, position=0)
         chosen = sorted(random.choice(len(texts), MOST, replace=False).tolist())
     return [_counted_by(texts, chosen, reading) for reading in readings]
@@ -132,6 +133,7 @@ def chunks_in_use(texts: Sequence[str], readings: Sequence[EncoderReading]) -> i
 
 def _counted_by(texts: Sequence[str], chosen: Sequence[int], reading: EncoderReading) -> CountedCaptions:
     tokens = _counted(list(dict.fromkeys(texts[place] for place in chosen)), reading)
+    # The template, which the shown numbers leave out.
     around = num_tokens(reading.tokenizer, [""])[0] if getattr(reading.tokenizer, "has_template", False) else 0
     return CountedCaptions(
         encoder=reading.encoder,
@@ -203,6 +205,7 @@ def _sums(texts: Sequence[str], reading: EncoderReading) -> list[int]:
         return [len(row) for row in rows]
 
     alone, behind, three = count(["a", " a", "a a a"])
+    # Three words of one letter show whether the tokens of words count with or without the space before them.
     space = " " if abs(3 * behind - three) < abs(3 * alone - three) else ""
     tokens = dict(zip(words, count([space + word for word in words]), strict=True))
     sums = [sum(map(tokens.__getitem__, words)) for words in words_of]

@@ -123,7 +123,7 @@ def is_dropped_for(encoder: str, rules: CaptionRules, seen: SeenSample) -> bool:
 
 def _spelled(text: str, pick: Pick) -> str:
     """The text with one part of each pair of braces that holds a "|"."""
-    text = text.replace("{{", _OPEN).replace("}}", _CLOSE)
+    text = text.replace("{{", _OPEN).replace("}}", _CLOSE)  # doubled braces stay out of the way
     text = _BRACES.sub(lambda found: pick(found[1].split("|")), text)
     return text.replace(_OPEN, "{").replace(_CLOSE, "}")
 

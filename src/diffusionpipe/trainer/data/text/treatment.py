@@ -12,7 +12,7 @@ class Treatment:
     captions: CaptionRules = AS_THEY_ARE
     loss_weight: float = 1.0
     loss_mask: str | None = None
-    """The path of a picture's mask of the loss, with `mask_kinds.NAME` in it."""
+    """The path of a picture's mask of the loss, with `masks.kinds.NAME` in it."""
     resolution: tuple[int | str, ...] = ()
     """Sides and sizes of this source, in the form that `areas_of` reads; () if it has no sizes of its own."""
 
