@@ -35,6 +35,7 @@ def write_adapter_files(
         ModelError: a layer has no name in a format, or a number is too large for the wanted dtype.
         OSError: a file cannot be written.
     """
+    # Adapters of no recipe have the defaults.
     section = LoraSection(rank=facts.settings.rank) if facts.recipe is None else facts.recipe.lora
     dtype = None if section.save_dtype is None else getattr(torch, section.save_dtype)
     tensors = stored_as(dtype, adapter_tensors(adapters, modules, facts.settings))
@@ -63,6 +64,7 @@ def stored_as(dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> dict[
         name: (tensor if dtype is None or name.endswith(_ALPHA) else tensor.to(dtype)).contiguous()
         for name, tensor in tensors.items()
     }
+    # Numbers that were infinite before are another fault.
     lost = [name for name, tensor in stored.items() if not tensor.isfinite().all() and tensors[name].isfinite().all()]
     if lost:
         raise ModelError(

@@ -63,6 +63,7 @@ def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) 
     """
     is_v = prediction is Prediction.V_PREDICTION
     match pipeline:
+        # The text encoder of version 2 is wider.
         case "StableDiffusionPipeline" if config.get("cross_attention_dim") == 1024:
             architecture = "stable-diffusion-v2-768-v" if is_v else "stable-diffusion-v2-512"
             return BaseKind(architecture, "sd_v2_v" if is_v else "sd_v2")
@@ -104,6 +105,7 @@ def header(facts: AdapterFacts, tensors: Mapping[str, Tensor], *, has_alpha: boo
     layers have the names of the model's authors.
     """
     kohya = _kohya(facts, has_alpha=has_alpha)
+    # Both hashes are sd-scripts': of a file with its keys alone, of the tensors or of 64 KiB from the first MiB on.
     content = save(dict(tensors), metadata=kohya)
     start = 8 + int.from_bytes(content[:8], "little")
     digest = hashlib.sha256(memoryview(content)[start:]).hexdigest()

@@ -62,7 +62,7 @@ def steps_watched(times: Tensor, count: int, kind: WatchedTimes, seed: int) -> l
     if kind is WatchedTimes.UNIFORM:
         return [int(step) for step in draws.integers(len(values), size=count)]
     found: list[int] = []
-    while len(found) < count:
+    while len(found) < count:  # a time outside is drawn again
         time = draws.normal(values.mean(), values.std())
         if values.min() <= time <= values.max():
             found.append(int(np.abs(values - time).argmin()))
@@ -101,6 +101,7 @@ def watch(
 def _run_again(predict: _Recorder, count: int, times: WatchedTimes, seed: int, device: torch.device) -> None:
     """Predict for each picture at the step that is drawn for it."""
     steps = list(predict.steps)
+    # All rows of a step have one time.
     chosen = steps_watched(torch.stack([step["timesteps"][0] for step in steps]), count, times, seed)
     for picture, number in enumerate(chosen):
         step = steps[number]

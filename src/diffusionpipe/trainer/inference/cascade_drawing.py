@@ -53,7 +53,7 @@ def draw_in_session(
     """
     sizes = drawn_sizes(session.recipe, len(wish))
     pictures: dict[int, Picture] = {}
-    for size in sorted(set(sizes)):
+    for size in sorted(set(sizes)):  # in one order on all ranks, which draw together
         places = [place for place, own in enumerate(sizes) if own == size]
         drawn = _drawn_at(session, size, wish.part(places), settings, on_step)
         if len(places) == len(wish):
@@ -84,6 +84,7 @@ def _drawn_at(
         latents = latents_in_session(session, member, wish, settings[index], small, size=size, on_step=own)
         if session.is_first:
             variant = member.recipe.model.variant
+            # The latents are drawn by all ranks; only this one needs memory for pictures.
             pictures = None if latents is None else decoded_if_possible(member.folder, latents, variant)
             drawn.append([] if pictures is None else with_known(pictures, wish.known))
         if index < len(session.members) - 1:

@@ -260,6 +260,7 @@ def _text_conditions(
             conditions[mask] = token_mask(tokenizers[name], texts, shapes[mask][0])
     height, width = map(float, shapes["pixels"][-2:])
     if "time_ids" in shapes:
+        # Original size, corner of the cut, size.
         conditions["time_ids"] = torch.tensor([[height, width, 0, 0, height, width]] * len(texts))
     if "guidance" in shapes:
         assert embedded_guidance is not None, "it is set for distilled models"
@@ -277,6 +278,7 @@ def tokenizers_of(graph: LayerGraph, folder: Path) -> dict[str, Tokenizer]:
     found = {name: open_tokenizer(folder, name) for name in TOKENS if name in shapes}
     for name, tokenizer in found.items():
         if encoder := graph.components.get(encoder_of(name)):
+            # Its marks and padding, which every text has.
             blank = set(token_ids(tokenizer, [""], *shapes[name]).flatten().tolist())
             _check_vocabulary(folder, name, getattr(tokenizer, "plain", tokenizer), blank, encoder)
     return found
@@ -335,6 +337,7 @@ class _Marked:
         """Tokens and masks, as the tokenizer makes them of texts."""
         tokens: Mapping[str, Any] = self.plain(list(texts), **options)
         rows = zip(texts, tokens["input_ids"], strict=True)
+        # The last token of an empty row, which no text has in the first place.
         marked = [[row[-1]] * len(row) if isinstance(text, Absent) else row for text, row in rows]
         return {**tokens, "input_ids": marked}
 
@@ -355,7 +358,7 @@ class _Prompted:
         around = [self._around(text) for text in texts]
         end = self._suffix
         if end is not None and "max_length" in options:
-            options["max_length"] -= len(end["input_ids"])
+            options["max_length"] -= len(end["input_ids"])  # the suffix must not be cut off
         tokens: Mapping[str, Any] = self.plain(around, add_special_tokens=self._prompt.adds_marks, **options)
         return tokens if end is None else {name: [[*row, *end[name]] for row in tokens[name]] for name in end}
 
@@ -379,6 +382,7 @@ class _Prompted:
                 f"{prompt.dropped + 2} are supported; use the tokenizer of the published model"
             )
         for text in texts:
+            # A negative prompt is encoded without the instruction, as in diffusers' pipeline.
             lead, split = ("", 1) if isinstance(text, Negative) else (prompt.instruction, first)
             length = split + prompt.length - prompt.dropped - 1
             cut = {"padding": "max_length", "max_length": length, "truncation": True} if is_cut else {}

@@ -41,6 +41,7 @@ def decoded(vae: Any, latents: Tensor, *times: Tensor | None, **options: Any) ->
     if _needs_tiles(vae, latents):
         decode_in_tiles(vae)
     found: Tensor | None = None
+    # Rows of one sample each.
     rows = zip(*(rows.float().split(1) for rows in (latents, *times) if rows is not None), strict=True)
     with torch.no_grad():
         for index, row in enumerate(rows):

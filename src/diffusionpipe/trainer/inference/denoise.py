@@ -122,6 +122,7 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
             f"{name} cannot shift times by the number of tokens, as the model's scheduler does; use {own}, or set "
             "objective.shift to a number"
         )
+    # A scheduler may want more in each step than a prediction, e.g. another model's.
     needed = [key for key, one in signature(scheduler_class.step).parameters.items() if one.default is Parameter.empty]
     if others := set(needed) - {"self", "model_output", "timestep", "sample", "args", "kwargs"}:
         raise RecipeError(f"{name} cannot be drawn with: its steps also need {', '.join(sorted(others))}; use another")
@@ -144,7 +145,7 @@ def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int
         extra["sigmas"] = np.linspace(1.0, 1 / num_steps, num_steps)
     if config.get("use_dynamic_shifting"):
         shift = shift_of(config)
-        shift.factor(spacing.num_tokens)
+        shift.factor(spacing.num_tokens)  # refuses a shift that is not supported
         assert shift.dynamic is not None
         assert spacing.num_tokens is not None
         extra["mu"] = shift.dynamic.mu(spacing.num_tokens)
@@ -182,17 +183,20 @@ def draw(
     latents: Tensor | None = None
     if holds_latents:
         first = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device)
+        # Schedulers by noise levels begin with more than unit variance.
         latents = first * getattr(scheduler, "init_noise_sigma", 1.0)
     scale = getattr(scheduler, "scale_model_input", None)
     for number, timestep in enumerate(scheduler.timesteps, start=1):
         rows: Tensor | None = None
         if latents is not None:
+            # The same ones divide by it before each prediction.
             scaled = latents if scale is None else scale(latents, timestep)
             rows = torch.cat([scaled] * settings.copies)  # (num_rows, ...)
         prediction = predict(rows, timestep)
         if latents is not None:
             assert prediction is not None
             result = guided(prediction.to(latents.dtype), settings, latents.shape[1])
+            # The variance channels of a denoiser are dropped where the scheduler does not read them.
             if not _has_learned_variance(scheduler):
                 result = result[:, : latents.shape[1]]
             if feed_back is not None:
@@ -285,7 +289,7 @@ class PipelinePredictor:
         self._lead = lead
         self._model = worker.of_sizes[size]
         store = self._executor.store
-        store.sizes = (size,) * len(store.cells)
+        store.sizes = (size,) * len(store.cells)  # each row has this size, whichever the last training step had
         placement = self._executor.schedule.placement
         self._pipeline = placement.pipelines[0]
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
@@ -297,7 +301,7 @@ class PipelinePredictor:
             if name in self._executor.store:
                 self._executor.store.write(name, Range(0, num_rows), value)
         if self.reads_estimate:
-            self.remember(self._empty(str(backbone.estimate), num_rows).zero_())
+            self.remember(self._empty(str(backbone.estimate), num_rows).zero_())  # no step has made an estimate yet
 
     @property
     def reads_estimate(self) -> bool:

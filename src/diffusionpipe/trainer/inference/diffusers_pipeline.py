@@ -88,17 +88,19 @@ class _StandIn:
         """The prediction for the rows that are asked for."""
         named = dict(zip(self.parameters, args, strict=False)) | kwargs
         hidden, text = named[next(iter(self.parameters))], named[self.call.text]
-        rows = [int(row.flatten()[0]) for row in text]
+        rows = [int(row.flatten()[0]) for row in text]  # the numbers that `_arguments` has put in place of states
         latents = self.call.reads(hidden, self.order.latents)  # (rows, *latents)
         num_samples = self.order.num_samples
+        # Each half of guidance has all samples, so any row of a sample has its latents.
         place = {row % num_samples: index for index, row in enumerate(rows)}
         samples = latents[[place[sample] for sample in range(num_samples)]]
+        # The second half of guidance asks with the same latents; a step of the scheduler forgets them.
         if self.seen is None or not torch.equal(samples, self.seen):
             time = self.scheduler.timesteps[self.num_steps]
             copies = 2 if self.order.settings.is_guided else 1
             prediction = self.predict(torch.cat([samples] * copies), time)
             assert prediction is not None, "every rank has the prediction"
-            if self.call.scale is None and copies == 2:
+            if self.call.scale is None and copies == 2:  # the pipeline does not guide, so the prediction is guided here
                 prompted, other = prediction.chunk(2)
                 prediction = other + self.order.settings.guidance * (prompted - other)
             self.seen, self.kept = samples, prediction.to(latents.dtype)
@@ -142,7 +144,7 @@ def draw_by_pipeline(
     except (ValueError, TypeError, AttributeError, IndexError, RuntimeError, MemoryError) as error:
         if decoder.has_given_up:
             return None
-        if stand_in.num_steps or stand_in.seen is not None:
+        if stand_in.num_steps or stand_in.seen is not None:  # the pipeline has accepted the order: an error of drawing
             raise
         raise RecipeError(
             f"diffusers' {type(pipeline).__name__} cannot draw with a {type(scheduler).__name__} of "
@@ -179,6 +181,7 @@ def _weightless(order: Order, name: str) -> Any:
     _read_buffers(module, order, name)
     own = type(module)
     claims = {"device": order.device, "dtype": torch.float32, "__module__": own.__module__}
+    # Pipelines ask their parts for device and type, and modules on the meta device would name that.
     module.__class__ = type(own.__name__, (own,), claims)
     return module
 
@@ -226,7 +229,7 @@ def _watch(scheduler: Any, stand_in: _StandIn, on_step: Callable[[int, int], Non
     """Tells of the scheduler's steps."""
     step = scheduler.step
 
-    @wraps(step)
+    @wraps(step)  # pipelines look at the signature of `step`
     def watched(*args: Any, **kwargs: Any) -> Any:
         result = step(*args, **kwargs)
         stand_in.stepped()
@@ -247,6 +250,7 @@ def _pipeline(folder: Path, parts: Mapping[str, Any]) -> Any:
     kind = getattr(diffusers, own or str(index["_class_name"]))
     wanted = signature(kind.__init__).parameters
     settings = {key: value for key, value in index.items() if key in wanted and not is_component(value)}
+    # Encoders and tokenizers: numbers of rows take the place of their results.
     absent = dict.fromkeys(name for name, p in wanted.items() if name != "self" and p.default is Parameter.empty)
     pipeline = kind(**{**absent, **settings, **parts})
     pipeline.set_progress_bar_config(disable=True)
@@ -257,6 +261,7 @@ def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any
     """The arguments with which the pipeline is called."""
     settings, device, count = order.settings, order.device, order.num_samples
     noise = normal(seed=settings.seed, purpose="sampling", step=0, positions=range(count), shape=order.latents)
+    # (2, samples, 1, 1): the numbers of the rows with their conditions, then without.
     rows = torch.arange(2 * count, dtype=torch.float32, device=device).view(2, count, 1, 1)
     masks = torch.ones(count, 1, dtype=torch.int64, device=device)
     taken = signature(type(pipeline).__call__).parameters

@@ -73,7 +73,7 @@ def decoded_if_possible(folder: Path, latents: Tensor, variant: str | None = Non
         return None
     finally:
         if latents.is_cuda:
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # training needs the memory that decoding has taken
 
 
 def in_levels(values: Tensor) -> list[Picture]:

@@ -66,8 +66,9 @@ class Predictor:
         times = timestep.to(noisy.device, self._times or timestep.dtype).expand(len(noisy))
         inputs = {"noisy": noisy, "timesteps": times}
         if self.reads_estimate:
+            # There is no estimate before the first step.
             last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
-            inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))
+            inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))  # once more for the rows without condition
         return self.predicted(inputs)
 
     def predicted(self, moving: Mapping[str, Tensor], rows: Tensor | None = None) -> Tensor:
@@ -196,7 +197,7 @@ class OpenedSource:
         Before anything is materialized.
         """
         flags = [(p, p.requires_grad) for one in self.graph.components.values() for p in one.parameters()]
-        for parameter, _ in flags:
+        for parameter, _ in flags:  # `store` replaces frozen layers only
             parameter.requires_grad_(False)
         store(self.graph, partial(form_in, self.source.frozen))
         for parameter, is_trained in flags:  # by which a description finds the layers of the denoiser
@@ -213,7 +214,7 @@ class OpenedSource:
             on_device = {name: value.to(device) for name, value in self.raw.items()}
             found = on_device | run_layers(self.frozen, self.graph.components, on_device, targets=fed)
         for name in {layer.component for layer in self.frozen}:
-            self.graph.components[name].to("meta")
+            self.graph.components[name].to("meta")  # the encoders' memory is free for the denoiser
         return found
 
     def materialize(self, layers: Collection[Layer], device: torch.device, arithmetic: Arithmetic) -> None:
@@ -339,6 +340,8 @@ def open_source(
     moving = set(MOVING)
     denoisers = set()
     for layer in layers:
+        # The denoiser is each component that sees latents or times, also by way of others; its other layers belong to
+        # it too.
         if not moving.isdisjoint(layer.reads):
             denoisers.add(layer.component)
             moving.update(layer.writes)

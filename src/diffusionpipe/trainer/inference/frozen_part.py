@@ -74,6 +74,7 @@ def frozen_part(
         else:
             lead.append(layer)
             moving.update(layer.writes)
+    # Of these layers alone; the tensors that move are made at each step.
     wanted = {*names, *(name for layer in lead for name in layer.reads)} - moving
     return FrozenPart(
         graph=graph,

@@ -36,7 +36,7 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
     """
     if not pictures and not masks:
         return ()
-    holes: Sequence[Path | None] = masks or [None]
+    holes: Sequence[Path | None] = masks or [None]  # no masks: one hole for all, the later frames of a clip
     every = [list(given) * count if len(given) == 1 else list(given) for given in (pictures, holes)]
     if not pictures or any(len(given) != count for given in every):
         raise RecipeError(
@@ -59,10 +59,11 @@ def known_conditions(known: Sequence[KnownPixels], graph: LayerGraph, settings: 
     """
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     channels, *frames, height, width = shapes["pixels"]
-    read = {one: _read(one, (width, height), channels) for one in dict.fromkeys(known)}
+    read = {one: _read(one, (width, height), channels) for one in dict.fromkeys(known)}  # each file once
     levels, masks = (torch.stack([read[one][part] for one in known]) for part in (0, 1))
     pixels = values_of_pictures("pixels", levels)
     if frames:
+        # Grey under the mask, which covers all other frames.
         pixels, masks = _first_of(pixels, 0, frames[0]), _first_of(masks, 1, frames[0])
     found = {"pixels": pixels, MASK: masks}
     if MASKED_NOISE in shapes:
@@ -92,6 +93,7 @@ def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[KnownPixel
 
 def _over(picture: NDArray[np.uint8], known: KnownPixels) -> NDArray[np.uint8]:
     if picture.ndim == 4:
+        # Only the first frame of a clip has known pixels.
         return np.concatenate([_over(picture[0], known)[None], picture[1:]])
     levels, mask = _read(known, (picture.shape[1], picture.shape[0]), picture.shape[2])
     return np.where(mask.permute(1, 2, 0).numpy() == 1, picture, levels.permute(1, 2, 0).numpy())

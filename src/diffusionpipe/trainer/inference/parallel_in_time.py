@@ -103,6 +103,7 @@ def walk_of(scheduler: object) -> Walk:
     final: Tensor = scheduler.final_alpha_cumprod  # type: ignore[attr-defined]
     stride = config.num_train_timesteps // scheduler.num_inference_steps  # type: ignore[attr-defined]
     previous = timesteps - stride  # diffusers' own step goes there
+    # The last step ends at the scheduler's own alpha.
     after = torch.where(previous >= 0, alphas[previous.clamp(min=0)], final)
     clip = config.clip_sample_range if config.clip_sample else None
     return DdimWalk(timesteps, alphas[timesteps], after, config.prediction_type, clip)
@@ -116,6 +117,7 @@ def check_scheduler(scheduler: object) -> None:
     """
     name, config = type(scheduler).__name__, getattr(scheduler, "config", {})
     if name not in ONE_STEP:
+        # False is 0, True is 1.
         instead = ONE_STEP["Flow" in name or config.get("prediction_type") == "flow_prediction"]
         raise RecipeError(
             f"parallel in time: a step of {name} is not one step without noise from its sample alone; use --scheduler "
@@ -232,6 +234,7 @@ def draw_in_time(
                 continue
             if on_refined is not None:
                 on_refined(refinement, handed)
+            # After as many refinements as blocks all are exact.
             is_done = refinement == count or (last is not None and float((handed - last).abs().mean()) < tolerance)
             last = handed
             if is_done:

@@ -123,6 +123,7 @@ def _latents(
     model = _described(opened, arithmetic, job.device.type)
     count = num_samples * settings.copies
     size = job.membership.world_size
+    # Made on one rank, so that all have the same.
     plan = plan_from_text(from_first(lambda: plan_to_text(ranks.make_plan(model, size, count, rows_together(count)))))
     conditions = on_all(lambda: opened.conditions(job.device, arithmetic))
     transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
@@ -165,6 +166,7 @@ def _worker(opened: OpenedSource, model: ModelGraph, plan: Plan, transport: Proc
     """The worker of this rank, with the weights of its stage and of layers that belong to none."""
     rank, device, narrow = ranks.job.membership.rank, ranks.job.device, ranks.arithmetic.narrow
     others = frozenset(model.backbone_layers).difference(trained_layers(plan, rank))
+    # Of this rank's stage, and those that run beside the stages on every rank.
     layers = [layer for layer in opened.trained if layer.name not in others]
     on_all(lambda: opened.materialize(layers, device, ranks.arithmetic))
     precision = Precision(device=device.type, autocast=narrow)

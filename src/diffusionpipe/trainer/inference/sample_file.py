@@ -80,7 +80,7 @@ class SampleOrigin:
     frames: int | None = None
     """Frames of a clip as in the recipe's [data]; None: a picture."""
     frame_rate: float | None = None
-    """shown with `PLAYED` frames a second."""
+    """Frames of a clip in a second; None: it is shown with `PLAYED` of them."""
     caption_chunks: int | None = None
     """Parts in which captions were read; None: one."""
     clip_skip: int | None = None
@@ -195,6 +195,7 @@ def _check(origin: SampleOrigin) -> None:
         "label": (origin.label or 0, 0, 2**31),
         "training_step": (origin.training_step or 0, 0, 2**62),
     }
+    # A bool is an int too.
     wrong = [name for name, (value, low, high) in whole.items() if type(value) is not int or not low <= value <= high]
     strengths = {name: getattr(settings, name) for name in ("guidance", "embedded_guidance", "unguided")}
     wrong += [n for n, value in strengths.items() if not _is_strength(value, is_optional=n == "embedded_guidance")]
