@@ -66,6 +66,7 @@ def _load(verb: str) -> "Command":
 
 def _fill_lines(command: "Command") -> None:
     """Break the lines of a command's help, and of its sub-commands', where the terminal ends, not the code."""
+    # One line break in a docstring is the code's; two are a paragraph.
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help or ""))
     for inner in getattr(command, "commands", {}).values():
         _fill_lines(inner)
@@ -74,6 +75,7 @@ def _fill_lines(command: "Command") -> None:
 def _expand_homes(command: "Command") -> None:
     """Let a "~" at the start of every path be the home folder: a shell leaves it in --out=~/x."""
     for parameter in command.get_params(typer.Context(command)):
+        # --version has a callback of its own.
         if parameter.callback is None:
             parameter.callback = _with_home
     for inner in getattr(command, "commands", {}).values():
@@ -157,12 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quieten()
     remember_interrupts()
     try:
+        # The words are kept as the context's object: some verbs show their own command with a change.
         words = sys.argv[1:] if arguments is None else list(arguments)
         with hidden():
             app(args=words, prog_name="diffusionpipe", obj=tuple(words))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
+        # Code in C may have turned Ctrl-C into an error of its own.
         if was_interrupted():
             sys.exit(130)
         sys.exit(_explained(error))
@@ -187,6 +191,7 @@ def _print_error(error: DiffusionPipeError) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    # An error without a text still says its kind.
     first, *rest = str(error).splitlines() or [type(error).__name__]
     block = Text.assemble(("error: ", "bold red"), first, *(f"\n  {line.strip()}" for line in rest))
     Console(stderr=True).print(block, soft_wrap=True, highlight=False)

@@ -123,6 +123,7 @@ def _places(found: "Correction", stages: Numbers) -> list[str]:
     from diffusionpipe.planner.correction.causes import NAMES
 
     words = []
+    # Ratios need times above 0 on both sides.
     if known := [one for one in found.stages if one.predicted > 0 and one.measured > 0]:
         worst = max(known, key=lambda one: max(one.measured / one.predicted, one.predicted / one.measured))
         if max(worst.measured / worst.predicted, worst.predicted / worst.measured) > CLEAR:
@@ -132,6 +133,7 @@ def _places(found: "Correction", stages: Numbers) -> list[str]:
                 f"{_milliseconds(worst.predicted)}"
             )
     factors = sorted(factor for _, factor in found.layers)
+    # A factor that all layers have is the machine; a layer is off only beside the others.
     usual = factors[len(factors) // 2]
     apart = [(name, factor) for name, factor in found.layers if max(factor / usual, usual / factor) > CLEAR]
     apart.sort(key=lambda pair: -max(pair[1] / usual, usual / pair[1]))
@@ -144,4 +146,5 @@ def _milliseconds(seconds: Seconds) -> str:
 
 def _signed(seconds: Seconds) -> str:
     """The milliseconds with their sign; a time that rounds to nothing is +0.0 ms."""
+    # Adding 0.0 turns -0.0 into 0.0.
     return f"{round(seconds * 1000, 1) + 0.0:+.1f} ms"

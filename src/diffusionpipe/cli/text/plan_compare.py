@@ -52,6 +52,7 @@ def names_of(text: str, *, writes: bool) -> tuple[str, ...]:
             f"--compare: {f'no system is named {wrong[0]!r}' if wrong else 'no system is named'}{hint}; give {ALL}, or "
             f"some of {known}, with commas between"
         )
+    # Each system once, in the order given.
     names = tuple(PLANNERS) if ALL in given else tuple(dict.fromkeys(given))
     if writes and len(names) > 1:
         raise ConfigError(
@@ -118,6 +119,7 @@ def rival_lines(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], *
     heads = [HEADS[index][0] for index in shown]
     texts = [texts[index] for index in shown]
     widths = [max(map(len, (*head, *column))) for head, column in zip(heads, texts, strict=True)]
+    # The layout's column gets what the figures leave.
     room = min(max(map(len, layouts)) + 2, width - sum(widths) - 2 * len(widths))
     if is_short := room < max(map(len, layouts)) + 2:
         layouts = [shortened(layout) for layout in layouts]
@@ -181,6 +183,7 @@ def _legend(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], layou
 
     titles = {rival.planner.title for rival in rivals}
     absent: dict[str, list[str]] = {}
+    # Systems that have no layout for the same reason share a line.
     for planner in (PLANNERS[name] for name in names if PLANNERS[name].title not in titles):
         absent.setdefault(planner.needs, []).append(planner.title)
     yield ">: the plan   others: the layout that each system's planner chooses; its encoders run first"

@@ -130,6 +130,7 @@ def _figures(row: Row, decimals: int) -> str:
 
 def _reason(comparison: Comparison, width: int) -> Iterator[Line]:
     """The first and the last ground of the verdict, as one sentence."""
+    # A verdict is sentences of grounds with semicolons between; the screen has room for two.
     grounds = comparison.verdict.split(". ")[0].rstrip(".").split("; ")
     text = "; ".join(dict.fromkeys((grounds[0], grounds[-1]))) + "."
     yield from ((line, "") for line in wrap(text, width, break_on_hyphens=False))
@@ -165,6 +166,7 @@ def _band(band: Band | None, width: int) -> Iterator[Line]:
 
 def _remark(remark: Remark, width: int) -> list[str]:
     """The first sentence, and the command that the text ends with."""
+    # A command follows on its own line, so the sentence ends with a colon.
     first = remark.text.split(". ")[0].rstrip(".") + ("." if not remark.way else ":")
     return [*wrap(first, width, break_on_hyphens=False), *([f"  {remark.way}"] if remark.way else [])]
 

@@ -78,6 +78,7 @@ WORDS = (
 def _first(comparison: Comparison) -> tuple[Row, ...]:
     """The layouts simulated in full that are shown: the fastest ones and the plan."""
     rows = comparison.simulated
+    # The plan may be slower than the fastest ones, where these do not fit.
     return tuple(row for place, row in enumerate(rows) if place < MOST_SIMULATED or row is comparison.winner)
 
 
@@ -167,6 +168,7 @@ def shortened(sizes: str) -> str:
 def wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
     """A layout in lines of at most `room` columns, marked if it is the plan; numbers stay with their words."""
     mark = "> " if is_winner else "  "
+    # A number stays with the word after it, and "x" with the number after it, but "2 x" may be broken.
     tied = re.sub(r"(\d) (?=[a-z])(?!x )|(?<=x) (?=\d)", lambda found: f"{found[1] or ''}\xa0", layout)
     lines = wrap(tied, max(room, 16), initial_indent=mark, subsequent_indent="    ", break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]

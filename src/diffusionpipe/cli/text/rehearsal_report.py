@@ -46,6 +46,7 @@ def figures_of(outcome: Outcome, plan: Plan, profile: Profile, costs: Costs) -> 
                 "measured_s": {kind: median(times[kind] for times in measured) for kind in measured[0]},
             }
         )
+    # The ranks' processor time as a number of cores.
     share = sum(found.cpu) / sum(found.seconds)
     return {
         "scale": outcome.scale,
@@ -100,6 +101,7 @@ def print_report(console: Console, figures: dict[str, Any]) -> None:
 
 def _rank_table(ranks: list[dict[str, Any]]) -> Table:
     """Milliseconds of each rank in each kind of action, measured and predicted."""
+    # Kinds of work that no rank does are left out.
     kinds = [
         kind
         for kind in ranks[0]["predicted_s"]

@@ -97,6 +97,7 @@ def data_block(lines: "Sequence[Line]") -> "Panel":
     rows.add_column(overflow="fold")
     before = ""
     for line in lines:
+        # A name of several lines is written once.
         rows.add_row("" if line.name == before else line.name, Text(line.text, style="yellow" * line.is_warning))
         before = line.name
     return Panel(rows, title="data", title_align="left", highlight=False)

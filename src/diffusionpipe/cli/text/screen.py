@@ -54,6 +54,7 @@ class ConsoleWork:
             return
         self._bars.update(self._task, completed=done, total=total, text=text)
         now = self._clock()
+        # Timed work has no thread that draws, so a bar is drawn here, and not too often.
         if not self._bars.live.auto_refresh and now - self._drawn >= REFRESH:
             self._drawn = now
             self._bars.refresh()
@@ -165,6 +166,7 @@ class ConsoleScreen:
                 logger.info("%s", work.line())
                 wait = self._log_every
 
+        # A thread, because the work itself does not come back here while it lasts.
         thread = threading.Thread(target=watch, name=f"log of {work.line()}", daemon=True)
         thread.start()
         try:

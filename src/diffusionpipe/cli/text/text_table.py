@@ -18,6 +18,7 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     texts = [i for i in range(count) if rows[0][i] in ("from", "to")]
     room = width - sum(size for i, size in enumerate(sizes) if i not in texts) - 2 * (count - 1)
     for i in texts:
+        # Names are cut, but to no less than twelve columns.
         sizes[i] = min(sizes[i], max(12, room // len(texts)))
     for line in (*lines, *body):
         cells = [
@@ -34,4 +35,5 @@ def _word(head: Sequence[str], index: int) -> str:
 def _shortened(name: str, size: int) -> str:
     if len(name) <= size:
         return name
+    # Ends of names differ more often than their middles.
     return f"{name[: (size - 2) // 2]}..{name[len(name) - (size - 2 - (size - 2) // 2) :]}"

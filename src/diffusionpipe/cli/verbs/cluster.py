@@ -90,12 +90,14 @@ def _devices(cluster: Cluster) -> str:
 def _print_cluster(cluster: Cluster) -> None:
     from diffusionpipe.costs.cluster import slow_links
 
+    # Nodes ascend from 0, so the last rank's node counts them.
     nodes = cluster.nodes[-1] + 1
     typer.echo(f"{cluster.name}: {_devices(cluster)} in {nodes} node{'s' * (nodes > 1)}")
     rows: list[tuple[str, Link | AllReduce]] = [
         ("messages in a node", cluster.intra),
         ("sums in a node", cluster.intra_reduce),
     ]
+    # One node has no links between nodes.
     if cluster.nodes[-1]:
         rows += [("messages between nodes", cluster.inter), ("sums between nodes", cluster.inter_reduce)]
     for what, line in rows:

@@ -37,6 +37,7 @@ def data(
     from diffusionpipe.workflows.data_report import ASPECTS, report_on_file, report_on_folder, write_sheet
 
     check_outputs(out)
+    # A file that is not a recipe may be a shard or a table of samples.
     if place.is_dir() or place.suffix != ".toml":
         if settings:
             raise ConfigError(

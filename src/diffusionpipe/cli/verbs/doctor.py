@@ -84,6 +84,7 @@ def _before_start(ranks: int, port: int | None) -> list[Finding]:
         try:
             check()
         except ConfigError as error:
+            # Our errors end with a remedy after a semicolon.
             text, _, remedy = str(error).partition("; ")
             found.append(Finding(name=name, status=Status.FAIL, text=text, remedy=remedy))
     return found
@@ -121,6 +122,7 @@ def _join(device: str, folder: Path, report: Report) -> None:
                 if member.rank == 0:
                     report.write(facts, found)
         except ConfigError as error:
+            # Rank 0 alone reports, as long as the ranks cannot talk to each other.
             if has_met or member.rank > 0:
                 raise
             report.write((), [Finding(name="start", status=Status.FAIL, text=str(error), remedy=START)])
@@ -154,6 +156,7 @@ def _examine(meeting: Meeting, folder: Path, report: Report) -> tuple[tuple[Fact
         if meeting.membership.rank == 0:
             report.write(facts, [*found, finding])
             meeting.watchdog.report(PeerError(FAULTS))
+            # A transfer that hangs cannot be left otherwise.
             ending(meeting.membership)(FAULTS)
 
     def is_hopeless() -> bool:
@@ -214,6 +217,7 @@ def json_of(facts: Sequence[Facts], found: Sequence[Finding], *, full: bool) -> 
 
     shown = tuple(facts) if full else without_names(facts)
     named = findings_of(shown) if shown else ()
+    # Findings from facts come first and are made again without names; findings of trials follow as they are.
     findings = [asdict(one) for one in (*named, *found[len(named) :])]
     if not full:
         for one in findings:

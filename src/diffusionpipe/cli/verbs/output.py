@@ -44,6 +44,7 @@ class Without:
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged: its message does not have the words."""
+        # The message before its arguments are put in: they may have such words by chance.
         return self.words not in str(record.msg)
 
 
@@ -58,6 +59,7 @@ def log_to(console: "Console", rank: int | None) -> None:
         logging.Formatter(f"%(asctime)s {f'rank={rank} ' if is_named else ''}%(message)s", datefmt="%H:%M:%S")
     )
     package = logging.getLogger("diffusionpipe")
+    # A rank that changes its number logs to one console, not to two.
     for earlier in [one for one in package.handlers if isinstance(one, ConsoleHandler)]:
         package.removeHandler(earlier)
     package.addHandler(handler)

@@ -162,6 +162,7 @@ def make(
         asked = question_of_recipe(
             recipe, changes, cluster=cluster, profile=profile, uses_cache=cache, writes=bool(out), tell=TERMINAL
         )
+        # A batch that the recipe states is the only one, unless the command asks for others.
         batches = batches if batch is not None else (asked.setting.workload.batch,)
     else:
         training = StatedTraining(
@@ -229,6 +230,7 @@ def _answer(
         if out:
             _write(writable(rivals, names), asked, out)
         return
+    # The choice may have its frozen part elsewhere; the screen shows the setting that was asked for.
     setting = choice.setting.whole or choice.setting
     if not asked.batches:  # other plans are asked for at the batch of this one
         command = replace(command, arguments=command.with_option("--batch", str(setting.workload.batch)))
@@ -254,6 +256,7 @@ def _title(asked: PlanQuestion, setting: Setting) -> str:
 
     name = asked.model.name if asked.model else asked.recipe.run.folder.name if asked.recipe else "profile"
     stored, (wider, whole) = frozen_store(setting.graph), wider_bytes(setting.graph)
+    # Layers that cannot be narrow make the name alone misleading.
     if wider < whole:
         stored = " and ".join(form for form in frozen_stores(setting.graph) if form in BYTES_OF_STORED)
         stored += f" ({wider / 2**30:.1f} of {whole / 2**30:.1f} GiB stay wider)"

@@ -22,6 +22,7 @@ def ranks_named(text: str | None) -> tuple[int, ...]:
     from diffusionpipe.errors import ConfigError
 
     words = text.split(",") if text is not None else []
+    # No rank has ten digits, and Python refuses int() of very long texts.
     wrong = [word for word in words if not (word.strip().isdecimal() and len(word) < 10)]
     if wrong:
         raise ConfigError(f"--use {text}: {wrong[0]!r} is not a rank; give ranks with commas between, e.g. 0,1,3")
@@ -98,6 +99,7 @@ class PlanCommand:
                 return ""
             command = replace(self, arguments=self._without("--profile"))  # it is of other layers
         for (option, value), key in zip(options, keys, strict=True):
+            # An option of the command wins over the recipe's key, so it is the one to change.
             if self.has_recipe and key and not self._gives(option):
                 command = replace(command, arguments=(*command.arguments, key))
             else:
@@ -120,6 +122,7 @@ class PlanCommand:
 
     def _without(self, *options: str) -> tuple[str, ...]:
         """The arguments without these options and their values."""
+        # An option is two words, or one with "=".
         kept, words = [], iter(self.arguments)
         for word in words:
             if word in options:

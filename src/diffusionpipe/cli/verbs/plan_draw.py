@@ -53,10 +53,12 @@ def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
     """
     from diffusionpipe.errors import ConfigError
 
+    # The rank that lacks most, or has least left.
     rank = max(range(len(memory)), key=lambda rank: memory[rank].peak - rooms[rank])
     use, room = memory[rank], rooms[rank]
     if use.peak <= room:
         return
+    # Encoders, weights and decoder follow each other, so the largest decides the remedy.
     if use.encoders > room:
         remedy = "every rank encodes all texts; use devices with more memory, or a smaller --batch"
     elif use.decoding > room:

@@ -71,6 +71,7 @@ def _switches(found: Sequence[StagesWay], reached: ReachedLoss) -> Iterator[str]
     for way in found:
         rates.setdefault(way.stages, {})[way.batch] = way.rate
     for stages, own in sorted(rates.items()):
+        # Both sides have the same number of samples on each copy.
         known = [batch for batch in own if batch * stages in rates.get(1, {})]
         if stages == 1 or not known:
             continue

@@ -85,6 +85,7 @@ def show(
     for path in (png, svg, perfetto):
         if path:
             typer.echo(f"wrote {path}", err=True)
+    # Last, so that the plan is shown even if it does not fit.
     if times.proposal and times.setting and times.proposal.overflow > 0:
         raise ConfigError(_lacking(plan, times.setting, times.proposal))
 
@@ -118,6 +119,7 @@ def _lines(plan: Plan, times: PlanTimes, width: int) -> Iterator[str]:
         yield ""
         unit = unit_of(max(use.total for use in times.proposal.memory))
         yield from wrap(f"memory of each rank at its peak, {unit[0]}, with {times.workload}:", width)
+        # The most columns that fit; others are summed.
         for num_parts in range(len(times.proposal.memory[0].items()), 0, -1):
             table = list(text_table(_memory(plan, times.setting, times.proposal, unit[1], num_parts), width))
             if max(map(len, table)) <= width:

@@ -62,6 +62,7 @@ def profile(
     from diffusionpipe.costs.files import write_profile
     from diffusionpipe.errors import ConfigError
 
+    # A file of operations is shown as it is; nothing is measured.
     if operations is not None or recipe.suffix == ".json":
         made_of = {"analytic": analytic, "device": device, "repeats": repeats}
         _operations(recipe, overrides or (), operations, png, made_of)
@@ -117,6 +118,7 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
     from diffusionpipe.errors import ConfigError
 
     words = [word.strip() for word in text.split(",")]
+    # Digits are limited before int(), which refuses very long texts.
     if not all(word.isdecimal() and len(word) < 8 and int(word) > 0 for word in words):
         raise ConfigError(
             f"--batch-sizes is {text[:200]}; give whole numbers from 1 to 9,999,999, separated by commas, e.g. 1,2,4,8"
@@ -144,6 +146,7 @@ def _components(made: Profile) -> Table:
         components.setdefault(spec.component, []).append(layer)
     bytes_of = {parameter.name: parameter.num_bytes for parameter in made.graph.parameters}
     for component, layers in components.items():
+        # A set, because layers may share a parameter.
         own = {name for spec in made.graph.layers if spec.component == component for name in spec.parameters}
         table.add_row(component, *_row(layers, sum(bytes_of[name] for name in own)))
     table.add_section()

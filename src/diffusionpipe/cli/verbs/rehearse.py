@@ -99,12 +99,15 @@ def rehearse(
     from diffusionpipe.workflows.rehearsing.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.workflows.rehearsing.size import size_of
 
+    # From here on, so that the warning covers the loading too.
     began = read_counters(own_cores())
     _check_scales({"--scale": scale, "--bytes-scale": bytes_scale})
     check_outputs(pictures=(png,))
     loaded = read_plan(plan)
+    # A plan's file says with which options it was made.
     origin = options_of(loaded.made_with) if profile is None and model is None else {}
     profile = Path(origin["profile"]) if "profile" in origin else profile
+    # Ranks of the plan's own cluster mean nothing on another one.
     cluster, use = cluster or origin.get("cluster"), use or (None if cluster else origin.get("use"))
     if "recipe" in origin and profile is None:
         made = _profile_of_recipe(Path(origin["recipe"]), overrides_of(loaded.made_with), cluster)
@@ -202,6 +205,7 @@ def _rehearsed(
         with errors.status("starting the ranks"):
             link = measured_link(processes)
         bytes_scale = size.bytes_scale
+        # The link is measured by now, so the size can be chosen again, and only smaller.
         if not is_given:
             fitting = fitting_bytes_scale(plan.train, costs, link, size.iteration, data_parallel=mesh.data_parallel)
             bytes_scale = min(bytes_scale, fitting)
@@ -232,6 +236,7 @@ def rehearsal_progress(
     def note(done: int) -> None:
         nonlocal said
         if console.is_terminal:
+            # The warm-up counts for the bar, because it takes as long.
             work.show(done + 1, total, {"iteration": f"{done + 1}/{total}"})
             return
         now, left = clock(), size.iterations - done

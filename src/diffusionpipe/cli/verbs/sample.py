@@ -289,6 +289,7 @@ def arguments_of_rank(context: typer.Context) -> list[str]:
             positional.append(str(value))
             continue
         values = value if isinstance(value, list | tuple) else [value]
+        # With "=", so that a value that begins with a dash is not taken for an option.
         options += [f"{parameter.opts[0]}={one}" for one in values]
     return ["sample", *options, "--", *positional]
 
@@ -318,6 +319,7 @@ def _draw(drawing: DrawingRequest, run: Path, out: Path, keep: Path | None) -> N
     from diffusionpipe.workflows.drawing.request import keep_drawn, write_drawn
 
     drawn, rows = draw_as_rank(drawing, drawing_work) if is_rank() else (draw_here(drawing, drawing_work), None)
+    # Other ranks have sent theirs to rank 0.
     if drawn is None:
         return
     number = write_drawn(drawing, drawn, out)

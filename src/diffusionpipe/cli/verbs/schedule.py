@@ -172,6 +172,7 @@ def _question(
     given = {option: size for option, size in (("ranks", ranks), ("microbatches", microbatches)) if size is not None}
     problems = _wrong_name(name, given)
     problems += [f"--{option} is {size}; use a number of at least 1" for option, size in given.items() if size < 1]
+    # Before a schedule is made: a large one takes long and much memory.
     if ranks and microbatches and min(ranks, microbatches) > 0 and ranks * microbatches > MAX_FORWARDS:
         problems.append(
             f"{ranks} ranks x {microbatches} micro-batches are more than {MAX_FORWARDS:,} forwards; use fewer"
@@ -219,6 +220,7 @@ def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
 def _time(text: str) -> Seconds | None:
     """The number, an int where it is written as one; None if it is not a time."""
     try:
+        # Whole numbers stay exact through the simulation.
         time = int(text) if text.strip().lstrip("+").isdecimal() else float(text)
     except ValueError:
         return None

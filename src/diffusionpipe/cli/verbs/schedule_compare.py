@@ -79,6 +79,7 @@ def _costs(costs: WorkerCosts) -> str:
 
 
 def _fits(result: FamilyResult, memory: float | None) -> bool:
+    # Peaks are sums of fractions, so equality needs a hair of room.
     return memory is None or result.peak <= memory + 1e-9
 
 

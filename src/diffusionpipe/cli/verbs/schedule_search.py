@@ -73,6 +73,7 @@ def _print_json(answer: Answer) -> None:
         "family": answer.family,
     }
     text = json.dumps(figures, indent=2)
+    # One order a line: indented action by action a file would have thousands of lines.
     orders = ",\n    ".join(json.dumps([str(action) for action in order]) for order in answer.orders)
     typer.echo(text.replace('"orders": []', f'"orders": [\n    {orders}\n  ]'))
 
@@ -108,6 +109,7 @@ def _figures(question: Instance, answer: Answer) -> Table:
         "makespan": "from the first start to the last end",
         "window": "the longest time from one rank's first start to its last end",
     }
+    # The proof is about the figure that the search made small.
     meanings[str(question.objective)] += f"; {proof}"
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -135,6 +137,7 @@ def _placement_text(answer: Answer) -> str:
 
 def _origin_text(family: str) -> str:
     """The origin of the orders in words: the published family, or the rule of the search."""
+    # A plus at the end marks an order that was improved.
     name, is_improved = family.rstrip("+"), family.endswith("+")
     if name == "search drawn":
         origin = "by a randomly chosen rule of the search"

@@ -115,6 +115,7 @@ def overlapped(asking: VersionOptions, costs: WorkerCosts) -> Overlapped:
             f"{simulated:,} simulated forwards, more than {MAX_SIMULATED:,}; use fewer"
         )
     window = with_versions(bare, asking.versions, asking.delay)
+    # After `lead` batches the pipeline is full, and three more show the steady state.
     unrolled, flushed = unroll(window, window.lead + SHOWN), generator_of(asking.family)(*sizes)
     return Overlapped(
         window=window,

@@ -101,6 +101,7 @@ def train(
         return
     if left_out := [str(number) for number in range(part.command.ranks) if number not in used]:
         logger.info("left out, as pipeline.use asks: %s", ", ".join(left_out))
+    # One rank needs no launcher, unless something may have to restart it.
     if len(used) == 1 and port is None and not max_restarts:
         _join(replace(part, member=replace(part.member, local_rank=used[0])), screen)
         return
@@ -140,6 +141,7 @@ def _take_place(part: "Part", screen: "ConsoleScreen") -> None:
     if own is None:
         logger.warning("left out, as pipeline.use asks: ranks %s train", ", ".join(map(str, part.used)))
         return
+    # Its log names the rank that it is from now on.
     if own.member.rank != part.member.rank:
         screen = _screen_of(str(own.member.rank))
     _join(own, screen)
@@ -178,6 +180,7 @@ def _join(part: "Part", screen: "ConsoleScreen") -> None:
         # The launcher or torchrun terminates the other ranks as soon as the first has ended with this status.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise typer.Exit(end.status)
+    # The files are in the run's folder, which all ranks share.
     if part.member.rank == 0:
         with screen.work("drawing results"):
             draw_results(end.recipe)
