@@ -120,6 +120,7 @@ def _value(layer: str, name: str, few: Any, many: Any) -> _Value:
         sizes = list(zip(one.shape, other.shape, strict=True))
         if sizes[:1] != [_BATCHES] and _BATCHES not in sizes:
             raise ModelError(f"{layer} returns a tensor of shape {tuple(one.shape)} for {_BATCHES[0]} samples")
+        # Where several dimensions count samples, the first one is taken.
         dimensions.append(sizes.index(_BATCHES))
     return _Value(
         (name, *(f"{name}.{i}" for i in range(1, len(leaves)))), tuple(dimensions), None if tree.is_leaf() else tree

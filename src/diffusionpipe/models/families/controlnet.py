@@ -117,6 +117,7 @@ def _controlnet_problems(controlnet: Any, unet: Any, vae: Any) -> list[str]:
         if values[0] != values[1]:
             problems.append(f"controlnet: {field} {values[0]} is not the U-Net's {values[1]}")
     widths = controlnet.config.conditioning_embedding_out_channels
+    # Each width after the first one halves the picture, on both sides.
     shrinks, wanted = 2 ** (len(widths) - 1), 2 ** (len(vae.config.block_out_channels) - 1)
     if shrinks != wanted:
         problems.append(

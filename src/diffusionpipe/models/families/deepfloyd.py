@@ -73,6 +73,7 @@ def deepfloyd_graph(
         "text_states": torch.empty((1, _LENGTH, text_encoder.config.d_model), dtype=weights, device="meta"),
     }
     if low is not None:
+        # The enlarged picture has the shape of the noisy one, and a level is a time step.
         given |= {"upsampled": given["noisy"], "noise_level": given["timesteps"]}
     return LayerGraph(
         layers=(

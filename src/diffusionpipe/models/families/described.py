@@ -248,6 +248,7 @@ def described_graph(
         told.append("guidance")
     if described.frame_rate is not None:
         told.append("frame_rate")
+    # One number for each sample.
     for name in told:
         given[name] = torch.empty(1, dtype=torch.float32, device="meta")
         specs.append(TensorSpec(name=name, shape=()))
@@ -314,6 +315,7 @@ def _text_layers(
     """The encoder's layers; their outputs and the tokenizer's are added to `given`, raw inputs to `specs`."""
     length = text.prompt.length if text.prompt is not None else encoder.config.max_position_embeddings
     dropped = text.prompt.dropped if text.prompt is not None else 0
+    # A pooled CLIP reads padding as it is. A T5 that does so needs a mask only for the transformer.
     has_mask = not text.is_pooled and (text.mask in read or not text.sees_padding)
     for name in (text.ids, text.mask) if has_mask else (text.ids,):
         given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
@@ -323,6 +325,7 @@ def _text_layers(
     if text.is_pooled:
         states = f"{text.component}.states"
         given[states] = torch.empty((1, length, hidden), dtype=dtype, device="meta")
+        # Only a projection changes the width of the pooled state.
         shape = (1, encoder.config.projection_dim if hasattr(encoder, "text_projection") else hidden)
         layers = pooled_layers(encoder, component=text.component, ids=text.ids, states=states, pooled=text.writes)
     elif text.states is None:

@@ -90,6 +90,7 @@ def num_tokens(latents: Sequence[int], patch: int | None) -> int | None:
 
     `patch`: side of the square of latents that is one token; None gives None.
     """
+    # The product of no frames is 1, for pictures.
     return None if patch is None else prod(latents[1:-2]) * (latents[-2] // patch) * (latents[-1] // patch)
 
 
@@ -98,6 +99,7 @@ def canonical_names(components: Mapping[str, nn.Module]) -> dict[nn.Parameter, s
     names: dict[nn.Parameter, str] = {}
     for component, module in components.items():
         for name, parameter in module.named_parameters():
+            # Components may share a module: the name that was found first stays.
             names.setdefault(parameter, f"{component}.{name}")
     return names
 

@@ -77,6 +77,7 @@ class FlowShift:
         factor = self.factor(num_tokens)
         if factor != 1:
             time = factor * time / (1 + (factor - 1) * time)
+        # Noise stays at 1; the end at the data moves to `terminal`.
         return 1 - (1 - time) * (1 - self.terminal) if self.terminal else time
 
     def undo(self, time: float, num_tokens: int | None = None) -> float:
@@ -87,6 +88,7 @@ class FlowShift:
         """
         time = 1 - (1 - time) / (1 - self.terminal) if self.terminal else time
         factor = self.factor(num_tokens)
+        # The formula of `apply`, solved for the time before the shift.
         return max(0.0, time / (factor - (factor - 1) * time))
 
 

@@ -165,6 +165,7 @@ def grid_of(kind: str, call: ClassCall, size: Clip | None) -> Grid:
         if size is not None:
             raise ModelError(f"{kind} denoises no pictures; leave out --resolution")
         return Grid(clip=clip, frames=clip.frames, height=1, width=1, text=call.text)
+    # Cells of latents must make whole patches.
     side = call.pixels * call.patch
     if clip.width % side or clip.height % side:
         raise ModelError(

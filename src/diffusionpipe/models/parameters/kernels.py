@@ -82,6 +82,7 @@ def _widened(
 ) -> Tensor:
     if form is Form.NF4:
         return four_bits(numbers.view(-1, 1), scales, BLOCK, "nf4", list(shape), dtype)
+    # The number that each of the 256 bytes stands for: the kernel looks it up.
     values = torch.arange(256, device=numbers.device).to(torch.uint8).view(number_type(form)).float()
     return by_blocks(numbers, scales.reshape(-1), values, INPUTS_OF_A_SCALE, dtype)
 
@@ -118,6 +119,7 @@ def _problem(kernel: Kernel, device_type: str) -> str:
     from diffusionpipe.models.parameters.forms import encode, parts_for_kernels, widened_by_torch
 
     shape = (64, 2 * INPUTS_OF_A_SCALE)
+    # From a generator of its own, so that no random number of the training changes.
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device_type)
     for form in Form:
         codes, scales = encode(form, weight)

@@ -239,6 +239,7 @@ def _complete(folder: Path) -> Iterator[tuple[tuple[str | None, str], Callable[[
 
 
 def _files_of(path: Path, match: re.Match[str], variant: str | None) -> Callable[[], StoredWeights]:
+    # Only the chosen set is read: the index of another one may be damaged.
     def read() -> StoredWeights:
         files = tuple(path.with_name(shard) for shard in _shards(path)) if match["index"] else (path,)
         return StoredWeights(
@@ -271,6 +272,7 @@ def _shards(index: Path) -> list[str]:
     if not isinstance(table, dict) or not table:
         raise ModelError(f"{index} is not an index of shards: it has no weight_map; get the model again")
     for name, shard in table.items():
+        # An index comes from elsewhere and must not lead to files in other folders.
         if not isinstance(shard, str) or shard != Path(shard).name or shard in ("", ".."):
             raise ModelError(f"{index}: the shard of {name} is {shard!r}; it must be the name of a file beside it")
     shards = sorted(set(table.values()))

@@ -69,6 +69,7 @@ def note_of(error: BaseException, traceback: str = "") -> FailureNote:
     if isinstance(error, KeyboardInterrupt):
         return FailureNote(message=INTERRUPTED, exit_code=130, is_consequence=False, time=time.time())
     text = str(error) if isinstance(error, DiffusionPipeError) else traceback.rstrip() or f"{_name(error)}: {error}"
+    # A shortage and its remedies say more than a traceback.
     text = out_of_memory(error) or text
     disk = disk_problem(error)
     return FailureNote(

@@ -150,6 +150,7 @@ def rehearse(
     clock = DeviceClock()
     executors = {name: virtual_executor_of(run, rank, clock) for name, run in runs.items()}
     for executor in executors.values():
+        # All ranks begin at the same moment, as after an update.
         dist.barrier()
         clock.begin()
         executor.run()
@@ -259,6 +260,7 @@ class VirtualShards:
         self.gathering.stream.settle(self.gathering)
         # The virtual device cannot compute before the weights are gathered.
         self.clock.free = max(self.clock.free, self.gathering.end)
+        # Blocks until the device has come to this moment.
         self.clock.wait(0.0)
 
     def release(self) -> None:

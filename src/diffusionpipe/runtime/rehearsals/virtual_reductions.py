@@ -22,6 +22,7 @@ def meeting_ranks(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
         if action.op in (Op.REDUCE_GRAD, Op.UNSHARD):
             workers.setdefault(stages[action.stage].weights, set()).add(worker)
     groups = range(mesh.data_parallel)
+    # Sorted, because all ranks make process groups in the same order.
     return {
         weights: tuple(sorted(mesh.rank(group, worker) for group in groups for worker in found))
         for weights, found in sorted(workers.items())
@@ -76,6 +77,7 @@ class VirtualReduction:
         # `_starts` is written again below, so the sum of the last use has to be over.
         self.stream.settle(self)
         self._starts.zero_()
+        # Each rank fills its own place only, so the sum has the starts of all.
         self._starts[self.place] = perf_counter()
         self._work = self.transport.all_reduce(self._starts, self.ranks) if len(self.ranks) > 1 else None
         self.is_pending = True

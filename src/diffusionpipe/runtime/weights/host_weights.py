@@ -157,11 +157,13 @@ class HostWeights(Mapping[str, "HostedLayer"]):
         if end is None:
             return
         staging, weights = self._staging_memory(), self._weights[layer]
+        # The upper layer ends where the memory ends, so both ends have room.
         at = len(staging) - weights.size if end.is_upper else 0
         # The layer that was at this end may still be computed.
         end.done.wait(self._stream)
         with self._backend.stream(self._stream):
             for run in weights.runs:
+                # The pages are locked, so the host does not wait for the copy.
                 staging[at : at + len(run)].copy_(self._memory[run.start : run.stop], non_blocking=True)
                 at += len(run)
             end.ready.record(self._stream)
@@ -197,6 +199,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
     def _views_of(self, layer: str, end: _End) -> tuple[Tensor, ...]:
         """The layer's parameters at one end of the staging memory."""
         key = layer, end.is_upper
+        # The staging memory stays at one place, so views are made once.
         if key not in self._views:
             weights, staging = self._weights[layer], self._staging_memory()
             at = len(staging) - weights.size if end.is_upper else 0
@@ -261,6 +264,7 @@ def _places(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Range]:
 def _weights(parameters: Sequence[nn.Parameter], places: Mapping[nn.Parameter, Range]) -> _Weights:
     mine = tuple(places[parameter] for parameter in parameters)
     runs: list[Range] = []
+    # Neighbours in host memory are neighbours on the device too, so one copy brings both.
     for place in mine:
         if runs and runs[-1].stop == place.start:
             runs[-1] = Range(runs[-1].start, place.stop)
