@@ -38,10 +38,12 @@ def mean_step(profile: Profile, plan: Plan, run: int, cluster: Cluster | None = 
     ]
     graph, count = graph_of(plan.train), plan.batch // plan.mesh.data_parallel
     shares = [size.share for size in profile.sizes]
+    # A filled plan encodes the rows of the next step, so one more step is drawn.
     rows = list(drawn_rows(shares, run=run, batch=plan.batch, steps=steps + plan.is_filled))
     times = []
     for read, written in zip(rows, rows[1:] if plan.is_filled else rows, strict=False):
         firsts = range(0, plan.batch, count)
+        # Rows lie size by size, as in a run.
         copies = [[sorted(own[first : first + count]) for own in (read, written)] for first in firsts]
         times.append(max(step_time(plan.train, prices, *own, graph=graph) for own in copies))
     return fmean(times)
@@ -88,6 +90,7 @@ def step_time(
             if rows is not None and len(rows):
                 held = (written if is_frozen else read)[rows.start : rows.stop]
                 found[event] = fmean(price_of(works[event], prices[size]) for size in held)
+    # Hosts issue the same kernels for every size.
     hosts = host_times_of(works, prices[0])
     return timed(own, found, waking=prices[0].waking, host_times=hosts).makespan
 

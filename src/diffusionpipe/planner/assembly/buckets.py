@@ -59,6 +59,7 @@ def _runs(order: Sequence[Action]) -> list[list[Action]]:
 
 
 def _parts(run: Sequence[Action], parts: int) -> list[Action]:
+    # Gradients come from the last part first.
     numbers = range(parts) if run[0].op is Op.F else range(parts - 1, -1, -1)
     return [replace(action, stage=action.stage * parts + part) for part in numbers for action in run]
 
@@ -76,6 +77,7 @@ def bucket_starts(weights: Sequence[int], parts: int) -> tuple[int, ...]:
     total, running = sum(weights), list(accumulate(weights, initial=0))
     starts = [0]
     for part in range(1, parts):
+        # Each bucket after this one needs a layer of its own.
         earliest, latest = starts[-1] + 1, len(weights) - (parts - part)
         cut = next((i for i in range(earliest, latest) if running[i] * parts >= total * part), latest)
         starts.append(cut)

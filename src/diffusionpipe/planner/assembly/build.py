@@ -126,6 +126,7 @@ def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build
     partition = _partition(graph, layout)
     check_tied(graph, layout, partition)
     layout = replace(layout, buckets=layout.buckets or sharded_buckets(graph, partition), probes=graph.probes)
+    # GraphPipe's orders follow from the graph of the stages, which is known when the model is cut.
     if layout.schedule == GRAPHPIPE and layout.orders is None and layout.versions is Versions.FLUSHED:
         orders = branched(frozenset(graph.flows(partition)), layout.stages, layout.microbatches)
         layout = replace(layout, orders=orders)
@@ -149,6 +150,7 @@ def _partition(graph: ModelGraph, layout: Layout) -> tuple[tuple[str, ...], ...]
         starts = [0, *_split_positions(layers, layout.splits, layout.num_blocks())]
     else:
         flops = {layer.name: layer.flops for layer in graph.layers}
+        # Where nothing was counted, layers count alike.
         costs = [flops[name] for name in layers] if any(flops[name] for name in layers) else [1] * len(layers)
         starts = list(stage_starts(graph, costs, layout.places()))
     return tuple(layers[start:stop] for start, stop in zip(starts, [*starts[1:], len(layers)], strict=True))
@@ -160,6 +162,7 @@ def _split_positions(layers: Sequence[str], splits: Sequence[str], num_blocks: i
         close = get_close_matches(unknown[0], layers, n=3, cutoff=0.3)
         raise ConfigError(f"no trained layer is named {unknown[0]!r}; close names: {', '.join(close) or 'none'}")
     positions = [layers.index(name) for name in splits]
+    # Ascending, each once, and none of them 0.
     if len(positions) != num_blocks - 1 or sorted({0, *positions}) != [0, *positions]:
         raise ConfigError(
             f"{num_blocks} stages need {num_blocks - 1} splits in the model's order, none of them its first "
@@ -247,12 +250,15 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
     """A denoiser alone: its inputs are put in from outside, its last tensor is the prediction."""
     graph, layout = build.graph, build.layout
     trained = frozenset(graph.layers_of(backbone))
+    # Drawing needs no loss: of each block only the layers that lead to the prediction.
     needed = {layer.name for layer in upstream([x for x in graph.layers if x.name in trained], backbone.result)}
     blocks = [tuple(name for name in block if name in needed) for block in build.blocks[:-1]]
     replicas = layout.replicas or (1,) * layout.stages
+    # Replicas of a stage share each micro-batch evenly.
     unit = max(replicas)
     wanted = -(-layout.sample_batch // layout.sample_microbatch) if layout.sample_microbatch else layout.stages
-    count = max(1, min(wanted, layout.sample_batch // unit))
+    count = max(1, min(wanted, layout.sample_batch // unit))  # each micro-batch has a sample for each replica at least
+    # Rounded up so that the replicas can share it; a batch of 0 means a sample for each stage.
     size = layout.sample_microbatch or -(-max(layout.sample_batch, layout.stages) // (count * unit)) * unit
     pipe = layout.pipes()[graph.backbones.index(backbone)]
     forwards = _forwards_over(pipe, [size] * count)
@@ -268,6 +274,7 @@ def _window(build: _Build, filler: Filler | None) -> Schedule:
     flushed = reduced(_connected(build, layout.generated(), build.blocks[:-1], layout.division), layout.division)
     turns = turns_of(layout.schedule, layout.stages, layout.microbatches)
     replicas = layout.division.replicas
+    # Each replica leads as its worker did.
     of_worker = [lead for lead, count in zip(turns.ahead, replicas, strict=True) for _ in range(count)]
     window = without_flush(flushed, of_worker, turns.length)
     if filler:

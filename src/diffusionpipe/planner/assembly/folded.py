@@ -58,6 +58,7 @@ def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int) -> 
     before = list(accumulate(times, initial=0.0))
     between = _between(size, _sent(graph))
     best, limit = inf, before[-1] / num_ranks
+    # The first limit may be too tight for whole layers.
     while best == inf:  # nothing is left out by a limit that some cut keeps to
         limit *= STEP
         best, _ = _search(num_ranks, before, between, limit=limit, by_time=True)
@@ -123,6 +124,7 @@ def _search(
     No rank takes longer than `limit`. Among equal ones those whose two stages take most nearly the same time, as
     V-shaped schedules want it.
     """
+    # A cut that is just at the limit stays in, in spite of rounding.
     size, limit = len(before) - 1, limit * (1 + 1e-12)
 
     def flow(start: int, stop: int, first: int, last: int) -> Bytes:
@@ -134,6 +136,8 @@ def _search(
         inner = (ring.inner_start, ring.inner_stop)
         return flow(ring.start, ring.inner_start, *inner) + flow(*inner, ring.inner_stop, ring.stop)
 
+    # (first layer inside, first layer on the way up) -> the best rings around these layers: (worst, differences),
+    # rings.
     states: dict[tuple[int, int], tuple[tuple[float, float], list[_Ring]]] = {(0, size): ((0.0, 0.0), [])}
     for left in range(num_ranks - 1, -1, -1):
         following: dict[tuple[int, int], tuple[tuple[float, float], list[_Ring]]] = {}
@@ -160,7 +164,8 @@ def _rings(before: Sequence[Seconds], start: int, stop: int, left: int, limit: S
             return
         # What goes up stays within the limit, and what is inside can be done by the others within theirs.
         earliest = max(inner_start + 2 * left, bisect_left(before, before[stop] + down - limit))
+        # The innermost ring takes all layers that are left: its way up begins where its way down ends.
         for inner_stop in range(earliest, min(stop, inner_start + 1 if left == 0 else stop)):
-            if before[inner_stop] - before[inner_start] > left * limit:
+            if before[inner_stop] - before[inner_start] > left * limit:  # and it grows with `inner_stop`
                 break
             yield _Ring(start=start, inner_start=inner_start, inner_stop=inner_stop, stop=stop)

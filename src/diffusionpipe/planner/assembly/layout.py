@@ -150,6 +150,7 @@ class Layout:
         """
         component, of_component = {layer.name: layer.component for layer in graph.layers}, dict(self.encode_chunks)
         chunks = [of_component.get(component[name], self.encode_chunk) for name in graph.frozen_layers]
+        # The frozen block is cut into runs of layers with equally many samples at a time.
         starts = [i for i, chunk in enumerate(chunks) if i == 0 or chunk != chunks[i - 1]]
         return Encoding(
             outputs=tuple(outputs),
@@ -163,7 +164,7 @@ class Layout:
             return self
         own = self.backbones[number]
         orders = alone(self.orders, own.name) if self.orders else None
-        schedule = "1f1b" if self.schedule in JOINT else self.schedule
+        schedule = "1f1b" if self.schedule in JOINT else self.schedule  # one backbone alone has nothing to run beside
         return replace(
             self,
             microbatches=own.microbatches,
@@ -247,6 +248,7 @@ def _of_backbones(
             for number, (model, count, size) in enumerate(counts)
         ]
         if schedule == "opposed":
+            # Every second backbone runs up the workers.
             pipes = [facing(pipe, pipe)[number % 2] for number, pipe in enumerate(pipes)]
         return ordered(schedule, pipes, times or [StageTimes()] * (stages * len(pipes)))
     found: list[Schedule] = []

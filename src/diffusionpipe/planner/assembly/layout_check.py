@@ -43,6 +43,7 @@ def check_layout(graph: ModelGraph, layout: Layout) -> None:
         problems += sharding_problems(layout.data_parallel, layout.replicas)
     problems += _problems_of_versions(graph, layout)
     if problems:
+        # Backbones share most sizes, so the same problem may come from each.
         raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
@@ -108,6 +109,7 @@ def _problems_of_sizes(graph: ModelGraph, layout: Layout) -> list[str]:
         )
     most = len(graph.backbone_layers) // max(num_blocks, 1)
     # Where most is 0, no number of buckets helps: there are too many stages, as said above.
+    # The least number is 1, and 0 where it is left to `sharded_buckets`: with all parameters in parts.
     if most and not (layout.sharded is not Sharded.ALL) <= layout.buckets <= most:
         problems.append(
             f"{num_blocks} stages of {layout.buckets} buckets need {num_blocks * layout.buckets} layers; the "

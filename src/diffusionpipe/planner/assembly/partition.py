@@ -34,6 +34,7 @@ def balanced_cuts(costs: Sequence[float], num_blocks: int, speeds: Sequence[floa
         for stop in range(blocks, num_layers + 1):
             for start in range(blocks - 1, stop):
                 dearest = max(best[blocks - 1][start], (total[stop] - total[start]) / speed)
+                # "<=": of equal cuts the last one, with the most layers in the earlier blocks.
                 if dearest <= best[blocks][stop]:
                     best[blocks][stop], cut[blocks][stop] = dearest, start
     starts: list[int] = []

@@ -74,6 +74,7 @@ def _orders(schedule: Schedule, costs: Costs, graph: Graph, more: int) -> list[t
         explicit = communicate(schedule, timeline, graph=graph)
         queued = simulate(explicit, costs)
         found.append((queued.makespan, timeline, explicit))
+        # Where nothing waits, times with queues give the same order again.
         if not are_waiting(found[0][0], unqueued.makespan):
             break
         timeline = queued
@@ -89,6 +90,7 @@ def _with_fills(schedule: Schedule, timeline: Timeline) -> Timeline:
     spans = list(timeline.spans)
     for worker, order in enumerate(schedule.orders):
         following = timeline.makespan
+        # A fill at the end of its order has nothing after it but the end.
         for action in reversed(order):
             if action.op is Op.ENCODE:
                 spans.append(Span(worker=worker, action=action, start=following, end=following))

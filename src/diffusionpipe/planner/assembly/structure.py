@@ -96,6 +96,7 @@ class Structure:
             return found
         ends = [0.0] * len(self.graph)
         for own, queued in zip(self.graph.events, found.graph.events, strict=True):
+            # From the numbers of the graph with queues to the numbers of this one, which `order` ranks.
             for event, other in zip(own, queued, strict=True):
                 ends[event] = found.ends[other]
         again = self._in_order(costs, ends)
@@ -193,6 +194,7 @@ def _peaks(schedule: Schedule, worker: int, stages: Sequence[int]) -> tuple[tupl
                 is_rising = False
             held[place] += change
             is_rising |= change > 0
+    # A moment at which no stage holds more than at another one cannot be the fullest, however large the stages are.
     return tuple(one for one in seen if not any(other != one and _covers(other, one) for other in seen))
 
 
@@ -270,6 +272,7 @@ def structure_of(
         for (a, b), has_gradient in pairs
     ]
     schedule = reduced(connected(schedule, edges, division), division)
+    # Taken before encoder stages are added, which hold no trained block.
     trained, of_stage = schedule.placement, schedule.placement.pipeline_of
     schedule = encoded(schedule, encoding) if encoding else schedule
     holders: dict[int, set[int]] = {}
@@ -304,6 +307,8 @@ def _hops(schedule: Schedule, order: MessageOrder) -> list[QueuedTransfer]:
         hosts = stages[message.source].worker, stages[message.destination].worker
         key = *hosts, message.is_gradient
         if key not in known:
+            # A queue depends on the two ends and the direction alone, so one message of its kind is enough to ask the
+            # machine.
             explicit = replace(schedule, messages=(message,))
             both = zip(hosts, ends(message, 0), strict=True)
             here, there = (numbers.setdefault((w, machine(explicit, w, action)), len(numbers)) for w, action in both)

@@ -56,6 +56,7 @@ def _turns(family: str, num_workers: int, count: int) -> Turns:
     # The last worker leads by nothing, so its first forwards are one turn.
     length = _leading_forwards(generator_of(family)(num_workers, count).orders[-1])
     found = []
+    # Without a turn, one empty order, which is refused below.
     for order in generator_of(family)(num_workers, 4 * num_workers * length).orders if 0 < length < count else ((),):
         ops, num_turns = [action.op for action in order], 4 * num_workers
         lead = max(0, _leading_forwards(order) // (length or 1) - 1)
@@ -84,6 +85,7 @@ def communicate_window(window: Schedule) -> Schedule:
     them. A message leaves as soon as it is there: one that waited for room in a far reader would leave after its batch.
     But messages of encoders wait until the store that it goes to is free (`_rooms`).
     """
+    # More windows on both sides of the middle one than any reading spans, so the middle one is like all others.
     batches = 2 * (window.lead + 2) + 2
     unrolled = unroll(window, batches)
     timetable = _timetable(window, unrolled, batches)
@@ -119,6 +121,7 @@ def _encoding(explicit: Schedule, timetable: Timeline, batches: int) -> Schedule
     ends = {span.action: span.end for span in timetable.spans}
     pipeline = explicit.placement.pipelines[0]
     first, count = pipeline.stages[0], len(pipeline.microbatches) // batches
+    # Half the least difference of two times: nothing else is between this place and the forward.
     before = 0.5 / _unit(explicit)
     places = [ends[compute_action(first, Op.F, batch * count)] - before for batch in range(batches)]
     orders = []
@@ -152,6 +155,7 @@ def _timetable(window: Schedule, unrolled: Schedule, batches: int) -> Timeline:
         for number, place, action in occurrences(window, worker, batches):
             if place in ends:
                 spans.append(Span(worker=worker, action=action, start=0, end=ends[place] + length * number))
+    # So that the first end is at 1: times of a timeline are not negative.
     earliest = min(span.end for span in spans) - 1
     return Timeline(
         num_workers=unrolled.num_workers,
@@ -174,6 +178,8 @@ def _ends(window: Schedule, order: Sequence[Action]) -> dict[int, Seconds]:
     ends, now = {}, 2 * turn * behind - 1
     for place, action in enumerate(order):
         if action.op is Op.ENCODE and action.slot is not None:
+            # After the compute before it, by less than the least distance of computes, in the order of the fills'
+            # numbers.
             ends[place] = now + (1 + action.slot / (1 << num_fills.bit_length())) / 2
         elif action.op in (Op.F, Op.B) and action.microbatch is not None:
             is_forward = action.op is Op.F
@@ -181,6 +187,7 @@ def _ends(window: Schedule, order: Sequence[Action]) -> dict[int, Seconds]:
             number_of_turn, place_in_turn = divmod(counted - ahead * is_forward, turn)
             between = turn * (3 * number_of_turn + 2 * behind)  # the turn's last forward ends and its backwards begin
             now = between - (turn - 1 - place_in_turn) if is_forward else between + 2 * (place_in_turn + 1)
+            # Forwards at even places, backwards at odd ones, so that no two computes of all stages end at one time.
             ends[place] = now + (2 * (number if is_forward else len(stages) - 1 - number) + (not is_forward)) / unit
     return ends
 

@@ -118,6 +118,7 @@ def nearest_layout(setting: Setting) -> Nearest | None:
     if setting.given.sharded is Sharded.OPTIMIZER:
         setting = next(settings_with_owners(setting), setting)
     best: Nearest | None = None
+    # Whole copies and pipelines first, then copies in parts.
     for search in [leanest_sharded] if setting.given.sharded is Sharded.ALL else [least_overflow, leanest_sharded]:
         found = search(setting)
         if found and (best is None or found[1].overflow < best.proposal.overflow):
@@ -147,6 +148,7 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     if setting.workload.batch > setting.cluster.num_ranks:
         batch = setting.cluster.num_ranks
         yield f"a batch of {batch}", replace(setting, workload=replace(setting.workload, batch=batch))
+    # The fewest devices alone, or together with recomputation, where that helps at all.
     for start in (setting, again):
         larger = _larger(start) if start else None
         if larger:
@@ -206,6 +208,7 @@ def with_adapters(setting: Setting, rank: int = RANK) -> Setting | None:
     targets = {p.name: p for p in profile.graph.parameters if p.is_trainable and _is_target(p)}
     if not targets:
         return None
+    # All other weights are frozen then, and narrow.
     known = [replace(p, is_trainable=False, dtype="bfloat16") for p in profile.graph.parameters]
     added = {name: _adapters(parameter, rank) for name, parameter in targets.items()}
     graph = replace(

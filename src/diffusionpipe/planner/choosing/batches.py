@@ -62,7 +62,7 @@ def found_batches(
     """
     first, found = setting.cluster.num_ranks, list[BatchPlan]()
     for doubled in range(MOST_ROWS):
-        one = _tried(setting, first << doubled, fill, may_recompute)
+        one = _tried(setting, first << doubled, fill, may_recompute)  # one sample a device, doubled each time
         if one.choice is None:
             break
         best = max((before.rate for before in found), default=0.0)
@@ -70,6 +70,7 @@ def found_batches(
         tell(one)
         if one.rate < (1 + GAIN) * best:
             break
+    # The largest power of two below the number of devices; 0 for one device.
     batch = 1 << (first - 1).bit_length() >> 1
     while not found and batch:
         one = _tried(setting, batch, fill, may_recompute)

@@ -58,6 +58,7 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
     ways = _ways(setting, fill, limit) if settings and is_whole else []
     for moved in settings_in_storages(setting):
         settings.append(moved)
+        # Layouts in other storages leave more memory, so they are looked at only where more memory could help.
         if is_whole and _leaves_time(ways):
             ways += _ways(moved, fill, limit, ways)
     for divided in (one for own in settings for one in settings_with_owners(own)):
@@ -85,6 +86,7 @@ def _ways(setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[
     judge, found, last = Judge(setting=setting), list[Choice](), before[-1] if before else None
     for is_filled in ways if setting.graph.frozen_layers else (False,):
         filler = filler_of(setting) if is_filled else None
+        # Each way must beat the one before by more than rounding and simplicity are worth.
         limit = last.step * (1 - GAIN) if last else limit
         is_tight = last is not None and last.search.is_tight and not last.candidate.is_copy
         result = search(setting, filler=filler, limit=float("inf") if is_tight else limit, judge=judge)
@@ -97,6 +99,7 @@ def _ways(setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[
 
 def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
     """The choice among the plans that the searches simulated, and a near-tie's better choice that they estimated."""
+    # Simulating the most hopeful estimates may give another fastest plan, so all are ranked again.
     fastest, chosen = _ranked(ways)
     ways = [_with_hopeful(way, fastest=fastest.merits, than=chosen.merits) for way in ways]
     fastest, chosen = _ranked(ways)
@@ -116,6 +119,7 @@ def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
     setting, own = choice.setting, choice.candidate
     if setting.given.microbatches is not None or own.orders is not None:
         return choice
+    # Fewest first, so the first that fits is taken.
     for count in (count for count in range(1, own.microbatches) if setting.workload.batch % count == 0):
         candidate = replace(own, microbatches=count)
         proposal = propose(setting, candidate.layout(setting), choice.filler)
@@ -180,4 +184,5 @@ def _simpler(choice: Choice, fastest: Choice) -> Choice:
 
 def _leaves_time(ways: Sequence[Choice]) -> bool:
     """Whether more memory could make it faster."""
+    # Near the bound no layout can be clearly faster, with more memory or less.
     return not ways or ways[-1].search.may_be_beaten(ways[-1].proposal.iteration / ROOM)

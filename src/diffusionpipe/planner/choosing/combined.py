@@ -63,6 +63,7 @@ def ways_out(
             only where all that does not grow with the pictures fits.
     """
     cheap = [change for change in (_storage(setting) if layers else None, _recomputation(setting)) if change]
+    # The fewest changes first.
     for count in range(1, len(cheap) + 1):
         for chosen in combinations(cheap, count):
             if way := _way(setting, chosen):
@@ -75,6 +76,7 @@ def ways_out(
         _first(setting, cheap, [_adapters()] if layers else ()),
     ]
     ways = [way for way in found if way is not None]
+    # Where the only way needs more cards, smaller pictures are one that costs no machine.
     if (not ways or (len(ways) == 1 and ways[0].changes[-1].option[0] == "--cluster")) and _may_shrink(setting, cheap):
         way = _first(setting, cheap, smaller)
         ways += [way] if way is not None else []
@@ -97,6 +99,7 @@ def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) 
         way = _way(setting, (*cheap, other))
         if way is None:
             continue
+        # Some of the cheap changes may not be needed beside this one.
         for count in range(len(cheap)):
             for chosen in combinations(cheap, count):
                 if fewer := _way(setting, (*chosen, other)):
@@ -149,6 +152,7 @@ def stored_narrow(setting: Setting) -> Setting | None:
         if not parameter.is_trainable and parameter.dtype == "float32" and len(parameter.shape) > 1
         if not _is_table(parameter.name)
     ]
+    # Weights that the workload stores narrowly already gain nothing.
     names = {parameter.name for parameter in wide if setting.ledger.frozen[parameter.name] == parameter.num_bytes}
     if not names:
         return None
@@ -190,6 +194,7 @@ def stored_in(form: Form, setting: Setting) -> Setting | None:
 
 
 def _is_table(name: str) -> bool:
+    # Names of embeddings in diffusers and transformers; T5 calls its table "shared".
     return "embed" in name or name.endswith("shared.weight")
 
 

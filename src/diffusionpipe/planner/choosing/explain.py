@@ -105,6 +105,7 @@ def compare(
     winner = row_of(setting, *chosen)
     # A layout may stand among the finalists twice, filled and not.
     rows = (*(row_of(setting, *one) for one in search.finalists if one != chosen), *beside, winner)
+    # Of rows with one name and sizes the last one stays: the fastest, and the winner before all.
     simulated = {(row.name, row.sizes): row for row in sorted(rows, key=lambda row: (row is winner, -row.step))}
     estimated: dict[tuple[str, str], Row] = {}
     for one in search.judged:
@@ -159,6 +160,7 @@ def _why(
         against = f"it is as fast as {rival.name}, the fastest other system that fits"
     against += _other_ways(row, ours) if candidate.backbones else ""
     reduces = max(proposal.costs.reduces, default=0.0)
+    # A shorter sum would read 0.0 ms.
     sums = f"the longest gradient sum takes {reduces * 1e3:.1f} ms, " if reduces >= 5e-5 else ""
     if candidate.workers == 1:
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
@@ -214,7 +216,7 @@ def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:
         f"each of the {candidate.arrangement.data_parallel} devices holds a part of the {', '.join(names[:-1])} and "
         f"{names[-1]} ({parts / GIB:.2f} GiB on the fullest)"
     )
-    if encoders < GIB / 200:
+    if encoders < GIB / 200:  # less would read 0.00 GiB
         return text
     which = "two encoder layers at a time" if setting.workload.encoders.brings else "the whole of the encoders"
     return f"{text} and {which} ({encoders / GIB:.2f} GiB)"

@@ -57,6 +57,7 @@ def fewer_devices(setting: Setting, *, fill: bool | None = None, limit: Seconds 
         if (bound := least_of(own)) < limit
     ]
     found: list[Fewer] = []
+    # The most promising bound first: a plan that is found leaves out all whose bound is above it.
     for bound, ranks, own in sorted(asked, key=lambda one: (one[0], len(one[1]), one[1]))[:MOST_SEARCHED]:
         most = min([limit, *(one.choice.step * (1 + NEAR_TIE) for one in found)])
         choice = best_choice(own, fill=fill, limit=most) if bound < most else None
@@ -105,6 +106,7 @@ def _without(fewer: Fewer, setting: Setting) -> str:
 
 def choices_of(cluster: Cluster) -> list[tuple[int, ...]]:
     """The choices of ranks, fewer than all, that are worth a search, most ranks first; of equal ones the first."""
+    # Reversed, because the last of equal keys stays: of equal choices the first is wanted.
     found = {_kind(cluster, ranks): ranks for ranks in reversed(list(_subsets(cluster)))}
     return sorted(found.values(), key=lambda ranks: (-len(ranks), ranks))
 
@@ -117,6 +119,7 @@ def _subsets(cluster: Cluster) -> Iterator[tuple[int, ...]]:
         return
     devices, nodes = cluster.devices, cluster.nodes
     speeds = {node: sum(devices[r].speed for r in ranks if nodes[r] == node) for node in nodes}
+    # Whole nodes together, the fastest node first, and the fastest devices of each.
     by_speed = sorted(ranks, key=lambda r: (-speeds[nodes[r]], nodes[r], -devices[r].speed, r))
     slow = {r for pair in slow_links(cluster) for r in pair}
     kept = [{r for r in ranks if devices[r].speed >= speed} for speed in {one.speed for one in devices}]

@@ -44,6 +44,7 @@ def leanest(choice: Choice, *, fill: bool | None = None) -> Leaner | None:
     same choice to a caller that asks for one of them.
     """
     setting = choice.setting.whole or choice.setting
+    # `best_choice` may return a near-tie of the fastest plan: with this limit that is not too slow either.
     limit = choice.step * (1 + SLOWER) / (1 + NEAR_TIE)
     for memory in _amounts(choice)[:MOST_ASKED]:
         less = replace(setting, cluster=with_memory(setting.cluster, memory))

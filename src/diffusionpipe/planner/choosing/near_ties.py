@@ -124,6 +124,7 @@ def hopeful(judged: Iterable[Judged], judge: Judge, *, than: Merits, fastest: Me
     """The estimated candidates that would be chosen rather than `than` if their estimates were right, best first."""
     # A search that must shard estimates whole copies too, to compare with.
     allowed = (one for one in judged if judge.setting.given.sharded in (None, Sharded.NONE, one.candidate.sharded))
+    # The score has no update, so nothing is left out here; the merits, which cost more, are asked of the rest.
     near = [one for one in allowed if one.score <= fastest.step * (1 + NEAR_TIE)]
     ranked = [(merits, one) for one in near if (merits := estimated_merits(judge, one)).is_near(fastest)]
     better = [pair for pair in ranked if rank(pair[0], fastest) < rank(than, fastest)]

@@ -105,6 +105,7 @@ def switch_in(pipelines: Mapping[int, float], copies: Mapping[int, float], num_s
         scale: the gradient noise scale.
     """
     found = None
+    # From the largest batch down, as long as pipelines win.
     for batch in sorted((own for own in pipelines if own * num_stages in copies), reverse=True):
         other = batch * num_stages
         if samples_with(batch, scale) / pipelines[batch] >= samples_with(other, scale) / copies[other]:

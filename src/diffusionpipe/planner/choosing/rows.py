@@ -130,6 +130,7 @@ def update_of(judge: Judge, candidate: Candidate) -> Seconds:
     for stage in candidate.layout(judge.setting).generated().placement.stages:
         held[stage.worker].add(stage.weights)
     most: float = max(sum(blocks[block] for block in own) for own in held.values())
+    # Copies in parts update an equal part each.
     most /= candidate.arrangement.data_parallel if candidate.sharded is not Sharded.NONE else 1
     return time_to_update(most, judge.setting.profile, judge.setting.cluster.num_ranks)
 
@@ -165,6 +166,7 @@ def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:
     """
     cents = {name.replace("_", " "): size / unit * 100 for name, size in use.items().items()}
     whole = {name: int(size) for name, size in cents.items()}
+    # Parts are rounded down; the largest remainders get the hundredths that are missing in the total.
     missing = round(use.total / unit * 100) - sum(whole.values())
     for name in sorted(cents, key=lambda name: whole[name] - cents[name])[:missing]:
         whole[name] += 1

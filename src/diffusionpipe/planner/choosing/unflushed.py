@@ -170,6 +170,7 @@ def _fastest(
     """The fastest with room for `stashed`; of several that have none, the fastest. No bound may reach the limit."""
     fitting, others = list[_Window](), list[_Window]()
     for one in sizes[:MOST_TRIED]:
+        # Bounds ascend: no later size can be faster than the best, or than the limit.
         if one.bound >= min([limit, *(float(known.steady.period) for known in fitting)]):
             break
         made = _made(tables, filler, one.candidate)
@@ -230,9 +231,10 @@ def _prices(
 def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
     """One kind at these sizes; None where it needs more micro-batches, or an optimizer with a direction."""
     candidate = made.candidate
+    # Weights one step old suffice for forwards that lead by one batch at most.
     if kind is Versions.DELAYED and candidate.microbatches < candidate.workers - 1:
         return None
-    if kind is Versions.PREDICTED and not setting.workload.width(Item.OPTIMIZER):
+    if kind is Versions.PREDICTED and not setting.workload.width(Item.OPTIMIZER):  # nothing to predict from
         return None
     window = with_versions(made.window, kind, 1)
     memory = _memory(made, window)

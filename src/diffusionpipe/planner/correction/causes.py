@@ -115,6 +115,7 @@ def _corrections(before: Setting, after: Setting, plan: Plan) -> Iterator[tuple[
     yield "starts after waits", setting
     as_before = before.cluster
     cluster = replace(after.cluster, intra_reduce=as_before.intra_reduce, inter_reduce=as_before.inter_reduce)
+    # Sums keep their old rates here, so that their part is a cause of its own.
     setting = replace(setting, cluster=cluster, profile=replace(setting.profile, link=after.profile.link))
     yield "waiting for messages", setting
     yield "waiting for gradient sums", replace(setting, cluster=after.cluster, profile=after.profile)

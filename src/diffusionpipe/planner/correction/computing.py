@@ -82,6 +82,8 @@ def by_layers(profile: Profile, plan: Plan, layers: Sequence[LayerTime]) -> Prof
         usual = median(known.values()) if known else 1.0
         for name, factor in known.items():
             beside = factor / usual
+            # The backward was not recorded layer by layer: a layer far from its block's others is expected to be so
+            # there too.
             backward = beside if max(beside, 1 / beside) > APART else 1.0
             scales[name] = Factors(
                 forward=factor, input_grad=backward, weight_grad=backward, forward_only=probes.get(name)
@@ -105,6 +107,7 @@ def fitted(setting: Setting, plan: Plan, times: Mapping[Key, Seconds]) -> Settin
     """
     for _ in range(ROUNDS):
         costs = costs_of(plan.train, plan.blocks, plan.mesh, setting)
+        # A price of 0 has no factor.
         ratios = {key: _limited(seconds / price(key, costs)) for key, seconds in times.items() if price(key, costs) > 0}
         factors = _of_blocks(plan, ratios) | _of_fills(setting.profile, plan, ratios)
         setting = replace(setting, profile=scaled(setting.profile, factors))

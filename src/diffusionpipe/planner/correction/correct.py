@@ -111,6 +111,8 @@ def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTi
     corrected.
     """
     before, observations = _costs(setting, plan), observations_of(recorded)
+    # Times without waking need the table, and the table needs times: first with the predicted one, then with the
+    # corrected.
     waking = _waking(observations, times_of(observations, before.waking), before)
     times = times_of(observations, waking)
     found, sums = crossings(plan, recorded, before), sums_of(plan, recorded, before)
@@ -118,6 +120,7 @@ def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTi
     fit = _with_links(replace(setting, profile=profile), plan, found, sums)
     fit = fitted(fit, plan, times)
     unexplained = recorded.iteration / simulate(plan.train, _costs(fit, plan)).makespan - 1.0
+    # Causes are explained before all layers are stretched: the stretch is the part that nothing explains.
     explained, fit = fit, _strained(fit, plan, recorded.iteration)
     measured = IterationTimes(iteration=recorded.iteration, update=max(0.0, recorded.step - recorded.iteration))
     fit = _with_update(fit, plan, measured.update)
@@ -174,7 +177,7 @@ def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: G
         return cluster.nodes[pair[0]] != cluster.nodes[pair[1]]
 
     kinds = {is_far: [one for one in found if crosses(one.pair) is is_far] for is_far in (False, True)}
-    crossed: dict[tuple[int, int], list[Crossing]] = defaultdict(list)
+    crossed: dict[tuple[int, int], list[Crossing]] = defaultdict(list)  # a link has one entry for both directions
     for one in found:
         crossed[min(one.pair), max(one.pair)].append(one)
     holders = [[mesh.rank(group, worker) for group in range(mesh.data_parallel)] for worker in range(mesh.pipeline)]
@@ -186,6 +189,7 @@ def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: G
             for pair in cluster.pairs
         ),
         intra=corrected_link(cluster.intra, kinds[False]),
+        # A cluster of one node has no other messages to correct it by.
         inter=corrected_link(cluster.inter, kinds[len(set(cluster.nodes)) > 1]),
         intra_reduce=cluster.intra_reduce if is_far_sum else corrected_sum(cluster.intra_reduce, sums),
         inter_reduce=corrected_sum(cluster.inter_reduce, sums) if is_far_sum else cluster.inter_reduce,
@@ -199,6 +203,7 @@ def _strained(setting: Setting, plan: Plan, iteration: Seconds) -> Setting:
     total = 1.0
     for _ in range(ROUNDS):
         factor = iteration / simulate(plan.train, _costs(setting, plan)).makespan
+        # Together the rounds stretch by no more than `STRAIN`.
         factor = min(max(factor, 1 / STRAIN / total), STRAIN / total)
         setting, total = strained(setting, factor), total * factor
     return setting
@@ -213,6 +218,7 @@ def _with_update(setting: Setting, plan: Plan, update: Seconds) -> Setting:
         update_time(plan.train, plan.blocks, profile, mesh),
         time_to_update(0, profile, mesh.num_ranks),
     )
+    # The agreement of the ranks does not grow with parameters: only the rest is for them.
     left = max(update - agreement, LEAST_UPDATE * update)
     return replace(setting, profile=replace(profile, update=profile.update * left / (predicted - agreement)))
 

@@ -47,7 +47,7 @@ def observations_of(recorded: Recorded) -> tuple[Observation, ...]:
             if span.action.op in COMPUTE_OPS or span.action.op is Op.ENCODE:
                 wait, seconds = max(0.0, span.start - free), span.end - span.start
                 found.append(Observation(rank=rank, action=span.action, wait=wait, seconds=seconds))
-            free = span.end
+            free = span.end  # after messages and sums too, which occupy the host for a moment
     return tuple(found)
 
 

@@ -76,6 +76,7 @@ def _of_group(
         ranks = ranks_of[slot]
         both = [spans[rank, end] for rank, end in zip(ranks, ends(message, slot), strict=True) if (rank, end) in spans]
         if len(both) == len(ranks):
+            # A message starts when both of its ends are posted.
             sent[slot] = max(span.start for span in both)
             num_bytes = len(message.samples) * sum(costs.tensor_bytes.get(name, 0) for name in message.tensors)
             prices[slot] = num_bytes, costs.link_between(*pairs[slot]).transfer(num_bytes)
@@ -88,6 +89,8 @@ def _of_group(
             start = spans[rank, action].start
             readers |= {slot: min(start, readers.get(slot, start)) for slot in known}
             if has_waited[rank, action]:
+                # The last message by its prediction ended the wait; the first action that waited for it tells its
+                # arrival.
                 arrived.setdefault(max(known, key=lambda slot: sent[slot] + prices[slot][1]), start)  # [1]
     predicted = {slot: seconds for slot, (_, seconds) in prices.items()}
     seen = _Seen(sent=sent, arrived=arrived, readers=readers, predicted=predicted)
@@ -98,6 +101,7 @@ def _of_group(
     ]
     for slot, (taken, is_bound) in _crossing_times(queues, seen).items():
         num_bytes, price = prices[slot]
+        # A clock's error must not make a time negative.
         yield Crossing(
             pair=ranks_of[slot], num_bytes=num_bytes, predicted=price, seconds=max(taken, 1e-6), is_bound=is_bound
         )
@@ -127,6 +131,7 @@ def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[i
     for slot in sorted(seen.sent, key=lambda one: (seen.sent[one], one)):
         sent = seen.sent[slot]
         before = [free.get(queue, (0.0, True)) for queue in queues[slot]]
+        # The start on the link is known if the link was surely free when the message was sent, or since when it was.
         is_known = all(exact or end <= sent for end, exact in before)
         if slot in seen.arrived:
             if is_known:
@@ -137,6 +142,7 @@ def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[i
             over = seen.readers[slot], False
         else:  # read in the next iteration
             over = max(sent, *(end for end, _ in before)) + seen.predicted[slot], False
+        # A later end counts, and at equal ends the one that is exact.
         for queue in queues[slot]:
             free[queue] = max(over, free.get(queue, over))
     return found
@@ -250,6 +256,7 @@ def _issued(plan: Plan, spans: Mapping[int, Sequence[Span]]) -> dict[tuple[int, 
 def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) -> float:
     """The factor with which sums of these prices, one after the other, end then."""
 
+    # Rises with the factor, so bisection finds it.
     def last(factor: float) -> Seconds:
         sequences, over = Sequences(), START
         for index, (start, price) in enumerate(zip(starts, prices, strict=True)):

@@ -150,6 +150,7 @@ def _drawn(graph: ModelGraph) -> list[LayerSpec]:
     """The layers of the denoiser, and of the ControlNet that steers it: of components that see latents or times."""
     (backbone,) = graph.backbones
     moving = {name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None}
+    # From the noisy samples on: layers that make them are of training alone.
     layers = [layer for layer in upstream(graph.layers, backbone.result) if moving.isdisjoint(layer.writes)]
     components = set()
     for layer in layers:

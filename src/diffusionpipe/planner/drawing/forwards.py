@@ -106,6 +106,7 @@ def _running(case: _Case, worker: int) -> Bytes:
         if action.op is Op.F and action.microbatch is not None:
             num_rows = len(placement.rows(action.stage, action.microbatch))
             needs = forward_bytes(case.profile, layers[action.stage], num_rows)
+            # `left`: sent tensors and results stay until the end.
             most = max(most, left + sum(received.values()) + needs)
             left += kept[action.stage] * num_rows
             for slot in waits.get(action, ()):

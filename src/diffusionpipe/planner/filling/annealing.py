@@ -59,6 +59,7 @@ class _State:
         self._graph = graph = case.graph
         self._speeds = [case.options.speed(worker) for worker in range(graph.num_workers)]
         self.places = graph.places
+        # Slots are numbered worker by worker; a worker's first slot is at its offset.
         self._offsets = list(accumulate(map(len, self.places), initial=0))
         self._events = list(graph.rooms.values())
         """The event of each slot's room, by slot; a slot is a place of one worker."""
@@ -85,7 +86,7 @@ class _State:
             else:
                 self.holders[slot].remove((unit, layer))
                 if not self.holders[slot]:
-                    self._durations[self._events[slot]] = 0.0
+                    self._durations[self._events[slot]] = 0.0  # without the rounding errors of all sums before
 
     def move(self, unit: _Unit, worker: int, places: list[int], allowed: Seconds) -> int:
         """Put the unit elsewhere if badness then stays within what is allowed; events visited, negative if not."""
@@ -97,6 +98,7 @@ class _State:
         self._put(unit, layers, -1)
         unit.worker, unit.places = worker, places
         self._put(unit, layers, 1)
+        # Events before the first room that changes keep their ends.
         first = min(self._events[slot] for slot in (*touched, *(self.slot(unit, layer) for layer in layers)))
         kept = self._ends
         badness, visited = self._times(first), len(kept) - first
@@ -168,14 +170,16 @@ def annealed(case: Case, packing: Packing, *, visits: int, enough: Seconds) -> P
         left -= 10  # what choosing takes
         if target is None:
             continue
+        # From HOT to COLD in equal ratios as the budget is used up.
         heat = sample * HOT * (COLD / HOT) ** (1 - left / visits)
+        # Worse by d is accepted with the probability exp(- d / heat).
         visited = state.move(unit, *target, state.badness - heat * log(1.0 - random.random()))
         left -= abs(visited)
         if visited > 0:
             critical = state.critical()
             if state.makespan < best.makespan * (1 - 1e-9):
                 best = _better(case, best, state)
-                left -= sum(map(len, best.pieces)) + len(case.graph.graph)
+                left -= sum(map(len, best.pieces)) + len(case.graph.graph)  # the cost of timing the better packing
     return best
 
 
@@ -190,6 +194,7 @@ def _units(case: Case, packing: Packing) -> list[_Unit]:
             for sample in range(start, end):
                 chains[sample][first:stop] = [index[position]] * (stop - first)
         most = 1 if single else packing.chunk
+        # Neighbours with equal places are one unit, where samples are not separated.
         for chain, same in groupby(chains):
             count = len(list(same))
             for first in range(0, count, most):
@@ -216,7 +221,7 @@ def _elsewhere(
         last, place, spread = (
             len(state.places[worker]) - 1,
             random.randrange(len(state.places[worker])),
-            random.choice((0, 2)),
+            random.choice((0, 2)),  # all layers at one place, or each up to two places after the one before
         )
         places = []
         for _ in unit.places:
@@ -226,6 +231,7 @@ def _elsewhere(
     distance = 1 + (random.randrange(8) if random.random() < FAR_SHIFTS else 0)
     place = unit.places[layer] + random.choice((-distance, distance))
     place = max(0, min(len(state.places[unit.worker]) - 1, place))
+    # Layers of a sample stay in order: those before it move along to an earlier place, those after it to a later one.
     before = [min(at, place) for at in unit.places[:layer]]
     places = [*before, place, *(max(at, place) for at in unit.places[layer + 1 :])]
     return (unit.worker, places) if places != unit.places else None

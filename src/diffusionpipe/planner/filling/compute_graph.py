@@ -78,6 +78,7 @@ class ComputeGraph:
     @cached_property
     def action_behind(self) -> Mapping[int, int]:
         """Event of an action -> the event of the room before it."""
+        # On its host the event before an action is its room.
         return {event: first for event, first in enumerate(self.graph.first) if first in self.place_of}
 
     @cached_property
@@ -116,6 +117,7 @@ class ComputeGraph:
 
     def is_shifted(self, times: Times) -> bool:
         """Whether at `times` some action ends later than it does without fills."""
+        # Later by more than rounding.
         return any(times.ends[event] > self.times.ends[event] * (1 + 1e-12) for event in self.action_behind)
 
     def filled(self, work: Mapping[Place, Seconds]) -> Times:

@@ -47,7 +47,7 @@ class FillQueue:
         self._overhead = options.overhead
         self._open = options.open_chunks
         self._speed = options.speed(worker)
-        self._waiting = list(equal_chunks(samples, chunk))[::-1]
+        self._waiting = list(equal_chunks(samples, chunk))[::-1]  # the next chunk is the last one of the list
         self._fronts: list[_Front] = []
         self.pieces: list[Piece] = []
         self.used = 0.0
@@ -72,7 +72,7 @@ class FillQueue:
             front = self._fronts[i]
             used += self._advance(front, position, length - used)
             if front.layer == self._frozen.num_layers:
-                del self._fronts[i]
+                del self._fronts[i]  # the next front takes its place in the list, so `i` stays
                 self._refill()
             else:
                 i += 1
@@ -84,10 +84,12 @@ class FillQueue:
         taken = 0.0
         if front.done:
             taken = self._part(front, position, left)
-            if front.done:
+            if front.done:  # some of its samples are still left
                 return taken
         running = self._frozen.running(front.size, self._overhead)
         is_start = self._frozen.starts_run[front.layer]
+        # A fill that begins within a component has a start of its own, which `running` counts at the component's first
+        # layer alone.
         offset = running[front.layer] - (0.0 if is_start else self._overhead)
         stop = bisect_right(running, left - taken + offset) - 1
         if stop > front.layer:
@@ -109,6 +111,7 @@ class FillQueue:
                 middle = (low + count) // 2
                 low, count = (middle, count) if self._piece(front, middle) <= left else (low, middle)
             count = low
+            # The time by which the rest of the layer gets shorter.
             saved = self._piece(front, rest) - self._piece(front, rest - count) if count else 0.0
             if not count or saved < LEAST_GAIN * self._piece(front, count):
                 return 0.0
@@ -142,6 +145,7 @@ class FillQueue:
                 best, seconds = front, one
         if best is None or length <= 0:
             return 0.0
+        # Longer than the wait in any case, so it may take more samples along, up to the limit.
         allowed = min(seconds * LARGER, limit * self._speed)
         count = 1
         while count < best.size - best.done and self._piece(best, count + 1) <= allowed:

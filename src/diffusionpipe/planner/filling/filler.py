@@ -40,6 +40,7 @@ def filler_of(setting: Setting) -> Filler:
         packed = fill_plan(setting, unfilled, frozen).fills
         spread = spread_fills(setting, unfilled, frozen) if unfilled.schedule.num_workers == 1 else ()
         ways = [packed, {0: spread}] if spread else [packed]
+        # Where neither fits, the one that lacks less memory; else the faster one.
         return min(ways, key=lambda way: _judged(setting, unfilled, way)) if len(ways) > 1 else packed
 
     return fill
@@ -69,7 +70,7 @@ def _queued(unfilled: Unfilled) -> Schedule:
 
     Else messages only make graphs larger.
     """
-    if not any(unfilled.costs.tensor_bytes.values()):
+    if not any(unfilled.costs.tensor_bytes.values()):  # nothing is sent, so nothing can wait
         return unfilled.schedule
     queued, explicit = timed_in_queues(unfilled.schedule, unfilled.costs)
     return explicit if are_waiting(queued, unfilled.timeline.makespan) else unfilled.schedule

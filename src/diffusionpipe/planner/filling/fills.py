@@ -162,10 +162,12 @@ def _best(case: Case) -> Packing:
     best = min(packings, key=_rank)
     if best.makespan > bound_of(case, best) * FAR:
         packings += _shifted(case, unshifted, FURTHER, Visits(left=FURTHER_VISITS))
+    # Of equal times and shares the last one stays: the one with the least frozen work.
     starts = {(packing.makespan, packing.shares): packing for packing in sorted(packings, key=_rank, reverse=True)}
     visits = Visits(left=POLISHING_VISITS)
     chosen = sorted(starts.values(), key=_rank)[:MAX_POLISHED]
     best = min((polished(case, start, visits) for start in chosen), key=_rank)
+    # A sample's time above the bound is as near as whole samples may come.
     enough = FAR * bound_of(case, best) + case.seconds_a_sample(1)
     return annealed(case, best, visits=ANNEALING_VISITS, enough=enough) if best.makespan > enough else best
 

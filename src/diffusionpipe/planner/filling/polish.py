@@ -37,7 +37,7 @@ def polished(case: Case, packing: Packing, visits: Visits) -> Packing:
     places = case.graph.places
     timed = _timed(case, pieces)
     bound = bound_of(case, packing)
-    size = len(case.graph.graph) + sum(len(own) for own in pieces)
+    size = len(case.graph.graph) + sum(len(own) for own in pieces)  # events and fills that one evaluation visits
     is_better = True
     while is_better and visits.left > 0 and timed.makespan > bound * CLOSE:
         is_better = False
@@ -73,6 +73,7 @@ def _packing(case: Case, packing: Packing, pieces: Sequence[Pieces], timed: _Tim
 
 def _by_layer(pieces: Sequence[Piece]) -> Pieces:
     """One piece for each layer."""
+    # Pieces of several layers could not be moved in part.
     return tuple((at, layer, layer + 1, a, b) for at, first, stop, a, b in pieces for layer in range(first, stop))
 
 
@@ -92,7 +93,7 @@ def _timed(case: Case, pieces: Sequence[Pieces]) -> _Timed:
     times = graph.filled(work)
     path = times.critical_path()
     return _Timed(
-        makespan=times.ends[path[0]],
+        makespan=times.ends[path[0]],  # the path goes from the last event back
         critical=tuple(graph.place_of[event] for event in path if graph.place_of.get(event, NO_PLACE) in work),
         ends=tuple(times.ends[tail] for tail in graph.graph.tails),
         is_shifted=graph.is_shifted(times),
@@ -109,6 +110,7 @@ def _moves(
         index = places[worker].index(position)
         first, stop = here[0], here[-1] + 1
         for later in places[worker][index + 1 : index + 1 + REACH]:
+            # From the last piece back: the fewest pieces that move are tried first.
             for cut in range(stop - 1, first - 1, -1):
                 yield worker, _merged((*own[:cut], *_raised(own[cut:], later)))
                 if (parts := _split(own[cut], -1)) is not None:

@@ -100,7 +100,7 @@ def in_proportion(weights: Sequence[float], total: int) -> list[int]:
     scale = total / sum(weights)
     exact = [weight * scale for weight in weights]
     shares = [int(value) for value in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
+    by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])  # most remains first
     for i in by_remainder[: total - sum(shares)]:
         shares[i] += 1
     return shares
@@ -115,6 +115,7 @@ def fluid_shares(case: Case, rate: Seconds) -> list[int]:
     weights = [0.0] * case.graph.num_workers
     for worker in hosts:
         weights[worker] = max(0.0, level - case.graph.busy[worker]) * case.options.speed(worker)
+    # No host has idle time, so all get equal shares.
     if not sum(weights):
         weights = [float(worker in hosts) for worker in range(case.graph.num_workers)]
     return in_proportion(weights, case.batch)
@@ -168,6 +169,7 @@ def balanced(case: Case, shares: list[int], rate: Seconds, end_of: Callable[[int
         ends = {worker: end_of(worker, shares[worker]) for worker in case.hosts}
         last = max(case.hosts, key=lambda worker: ends[worker])
         excess = ends[last] - max(floor, min(ends.values()))
+        # Half of what it is late: the other worker ends later by about as much as this one ends earlier.
         count = max(1, min(shares[last], int(excess / 2 / rate * case.options.speed(last))))
         if ends[last] <= floor or not _moved(shares, ends, count, end_of):
             break

@@ -51,6 +51,7 @@ def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy
     worker's end can exceed it.
     """
     graph = case.graph
+    # `makespan` may be a bound that no compute reaches.
     latest = graph.times.latest_starts(max(makespan, graph.makespan))
     queues = [case.queue(worker, share, chunk) for worker, share in enumerate(shares)]
 
@@ -59,6 +60,7 @@ def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy
         queue = queues[worker]
         if free >= ready or queue.is_empty:
             return 0.0
+        # The room's work may last until the latest start of the action after it.
         return _fill(queue, position, ready - free, latest[event] - free, policy)
 
     ends = ends_with_rooms(
@@ -75,6 +77,7 @@ def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy
 def _fill(queue: FillQueue, position: int, wait: Seconds, slack: Seconds, policy: Policy) -> Seconds:
     """Fill a wait after which compute has this much time until its latest start; the time taken."""
     if policy.is_eager:
+        # So much that at least `least_use` of it is inside the wait.
         return queue.fill(position, max(wait, min(slack, wait / policy.least_use)))
     taken = queue.fill(position, wait)
     rest, slack = wait - taken, slack - taken
@@ -135,6 +138,7 @@ def _with_one_moved(case: Case, packing: Packing) -> tuple[int, ...]:
     waits = {worker: packing.makespan - case.graph.busy[worker] - packing.used[worker] for worker in case.hosts}
     source = max((worker for worker in case.hosts if shares[worker]), key=lambda worker: packing.ends[worker])
     shares[source] -= 1
+    # -1: not back to the one that gave it.
     shares[max(waits, key=lambda worker: waits[worker] if worker != source else -1.0)] += 1
     return tuple(shares)
 

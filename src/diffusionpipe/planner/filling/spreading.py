@@ -73,15 +73,19 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
     def spread(first: int, patience: Seconds) -> tuple[Seconds, list[int]]:
         return _spread(late, names, profile.arriving, reached, first, patience)
 
+    # How long a layer may wait for its weights before it runs at a later place instead: the time that loses least.
     patience = min((0.0, *{profile.arriving.get(name, 0.0) for name in names}), key=lambda p: (spread(0, p)[0], p))
     enough = spread(0, patience)[0] + ROUNDING * reached[-1]
     least, stop = 0, len(order)
+    # The last place at which hardly more time is lost: places after it lose more.
     while stop - least > 1:
         middle = (least + stop) // 2
         least, stop = (middle, stop) if spread(middle, patience)[0] <= enough else (least, middle)
+    # Until the first compute starts, the first blocks are being gathered.
     gathering = min(span.start for span in unfilled.timeline.spans if span.action.op in COMPUTE_OPS)
     spent = accumulate((piece.seconds for piece in others), initial=0.0)
     is_early = [piece.is_free and before < gathering for piece, before in zip(others, spent, strict=False)]
+    # They run in order, so only those before the first that is not early.
     early = [*is_early, False].index(False)
     pieces = [
         *((is_compute.index(True), piece) for piece in others[:early]),
@@ -146,6 +150,7 @@ def _spread(
     """
     stream, spent, waited, positions = CopyStream(arriving), 0.0, 0.0, list[int]()
     weighted = [name for name in names if name in arriving]
+    # After the last layer's copy the first layer of the next iteration is copied already.
     following = iter([*weighted, weighted[0]])
     stream.start(next(following), 0.0)
     for piece, name in zip(pieces, names, strict=True):

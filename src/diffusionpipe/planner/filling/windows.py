@@ -69,8 +69,9 @@ def window_fills(
             FillQueue(frozen, options, worker=worker, samples=share, chunk=chunk) for worker, share in enumerate(shares)
         ]
         used = [queue.drain(0) for queue in queues]
+        # The fastest; of equals the one with least frozen work, and then the largest chunk.
         found.append((max(map(sum, zip(busy, used, strict=True))), sum(used), -chunk, shares, used))
-    *_, least, shares, used = min(found)
+    *_, least, shares, used = min(found)  # `least` is the chunk size with a minus
     firsts = accumulate(shares, initial=0)
     fills = {}
     for worker, (share, seconds, first) in enumerate(zip(shares, used, firsts, strict=False)):
@@ -96,6 +97,7 @@ def _spread(window: Schedule, worker: int, queue: FillQueue, seconds: Seconds) -
     """A worker's frozen work, which takes `seconds`, in equal parts after its backwards [2]."""
     order = window.orders[worker]
     places = [place + 1 for place, action in enumerate(order) if action.op in (Op.B, Op.W)]
+    # The last part comes before the update: it runs beside the gradient sum, for which the update waits.
     places[-1] = next(place for place, action in enumerate(order) if action.op is Op.STEP)
     for number, place in enumerate(places[:-1]):
         queue.fill(place, seconds * (number + 1) / len(places) - queue.used)

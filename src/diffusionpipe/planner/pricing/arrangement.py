@@ -43,6 +43,7 @@ def arrangements(cluster: Cluster) -> Iterator[Arrangement]:
         groups = num_ranks // units
         adjacent = {1}
         if units > 1 and not is_even:
+            # The ranks of a node, or all copies of a worker, side by side, where whole groups come out so.
             adjacent |= {c for c in (node, groups) if groups % c == 0}
         for c in sorted(adjacent):
             yield Arrangement(data_parallel=groups, units=units, adjacent=c)
@@ -98,6 +99,7 @@ class RankLayout:
     def _meetings(self, source: int, senders: int, target: int, receivers: int) -> Iterator[tuple[int, int]]:
         mesh = self.arrangement.mesh
         for i in range(senders):
+            # Sender i has the samples from i / senders to (i + 1) / senders: the receivers with any of these.
             for j in range(i * receivers // senders, ((i + 1) * receivers - 1) // senders + 1):
                 for group in range(mesh.data_parallel):
                     yield mesh.rank(group, source + i), mesh.rank(group, target + j)

@@ -48,5 +48,6 @@ def reduction_rate(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
     if len(of_node) < 2:
         return cluster.intra_reduce
     sizes = Counter(cluster.nodes)
+    # The node with the smallest share of its ranks is slowest, and all wait for it.
     share = min(count / sizes[node] for node, count in of_node.items())
     return AllReduce(latency=cluster.inter_reduce.latency, bandwidth=cluster.inter_reduce.bandwidth * share)

@@ -105,7 +105,7 @@ def times_with_copies(
             start = now
             for name, seconds in step:
                 if name in copies:
-                    number += 1
+                    number += 1  # after the last layer the first one is next, of the following iteration
                 now = stream.run(name, now, seconds, weighted[number % len(weighted)] if weighted else None)
             found.append(now - start)
     return iter(found)

@@ -74,6 +74,8 @@ class Needs:
         num_workers, rooms = len(others), list(rooms)
         for count in range(num_workers, 0, -1):
             rows = 2 * -(-batch // count)  # of this batch and of the next one
+            # All chunks in the most cautious way of counting come before a bolder way: messages may still be more than
+            # expected.
             for way, chunk in product(rooms, self.running):
                 hosts = tuple(
                     worker

@@ -169,6 +169,7 @@ class LayerTable:
         return tuple(accumulate((cost(name) for name in self.names), initial=0.0))
 
     def _input_grad(self, name: str, samples: float, microbatches: float | None) -> Seconds:
+        # The forward that comes again delays the gradient of the inputs, not the one of the weights.
         again = self._forward(name, samples, microbatches) if name in self.checkpointed else 0.0
         return again + self.profile.input_grad(name, samples)
 
@@ -225,6 +226,7 @@ class LayerTable:
         seen: set[str] = set()
         found = [0]
         for layer in self.layers:
+            # Parameters that an earlier layer has counted are the same numbers.
             new = {name for name in layer.parameters if name in sizes} - seen
             seen |= new
             found.append(found[-1] + sum(sizes[name] for name in new))
@@ -254,6 +256,7 @@ class LayerTable:
         They pass directly wherever the stages around the cut start and stop, and no sooner than the one before is done.
         """
         found = [(0, 0)] * (len(self.layers) + 1)
+        # Only a reader right after the cut: others may be on the same stage, or be reached later.
         for writer, readers, forward, backward in self._readers:
             if writer + 1 in readers:
                 ahead, back = found[writer + 1]
@@ -273,6 +276,7 @@ class LayerTable:
             for layer in self.layers[first:]:
                 new = outside.intersection(layer.reads)
                 if layer.name in self.checkpointed:
+                    # Outputs of a recomputed layer are kept as inputs of their readers.
                     new |= graph.read_tensors.intersection(layer.writes)
                 row.append(row[-1] + sum(graph.tensor(name).num_bytes for name in new - held))
                 held |= new

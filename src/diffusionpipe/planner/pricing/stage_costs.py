@@ -60,6 +60,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
                 setting,
                 blocks[stage.weights],
                 len(stage.share.samples(max(placement.pipeline_of(index).microbatches))),
+                # Where everything is in parts, casts are a part of gathering (see `gathers`).
                 microbatches=placement.num_forwards(index) if mesh.sharded is not Sharded.ALL else None,
                 speed=speeds[stage.worker],
                 received=_received(schedule, index, setting.graph),
@@ -172,6 +173,7 @@ def stage_costs(
     return StageCosts(
         forward=forward / speed + occupied[0],
         backward=(input_grad + weight_grad) / speed + occupied[1],
+        # Messages go with the gradient of the inputs; the weights' own gradient is not sent.
         input_grad=input_grad / speed + occupied[1],
         weight_grad=weight_grad / speed,
         activation=held[0],
@@ -203,6 +205,7 @@ def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> S
     """The seconds in which ranks agree and one of them updates `num_parameters`; 0 if the profile has no update."""
     if not profile.update:
         return 0.0
+    # The agreement is a sum of a few bytes, so its latency alone counts.
     agreement = profile.reduce.latency if profile.reduce is not None and num_ranks > 1 else 0.0
     return agreement + profile.update * num_parameters
 
@@ -281,7 +284,7 @@ def reductions(
     """The seconds of the sum of each stage's gradients, by stage, over all that hold its block, or at their owners."""
     placement, ledger = schedule.placement, setting.ledger
     if mesh.sharded is not Sharded.NONE:
-        gradients = dict.fromkeys(ledger.frozen, 0)
+        gradients = dict.fromkeys(ledger.frozen, 0)  # frozen parameters have no gradients to sum
         gradients |= {name: held.gradients for name, held in ledger.trained.items()}
         return _at_owners(schedule, blocks, mesh, setting, gradients)
     seconds = {}
@@ -307,6 +310,7 @@ def gathers(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, set
         / speeds[stage.worker]
         for stage in schedule.placement.stages
     ]
+    # Each rank casts its own part.
     return tuple(gather + cast / mesh.shard for gather, cast in zip(seconds, casts, strict=True))
 
 

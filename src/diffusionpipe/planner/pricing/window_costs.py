@@ -40,6 +40,7 @@ def window_costs(
         casts = sum(
             setting.workload.cast_time(profile.layer(name)) for name in layers if name not in setting.table.checkpointed
         )
+        # `costs_of` has one cast for all forwards in equal parts; here each forward has a whole one.
         forward = stage.forward + casts / speeds[own.worker] * (1 - 1 / forwards)
         stages.append(replace(stage, forward=forward, backward=stage.backward + once * batches / forwards))
     return replace(costs, stages=tuple(stages), reduces=())

@@ -57,6 +57,7 @@ def bapipe(
 def _within_memory(starts: Starts, borders: Sequence[int], lacking: Callable[[int, int, int], Bytes]) -> Starts:
     """The stages after all moves that memory asks for; the best ones seen where no move makes all of them fit."""
     seen: dict[Starts, Bytes] = {}
+    # Ends where the moves come back to a partition that was seen.
     while starts not in seen:
         lacks = [lacking(first, stop, stage) for stage, (first, stop) in enumerate(_spans(starts, borders[-1]))]
         seen[starts] = sum(max(0, own) for own in lacks)

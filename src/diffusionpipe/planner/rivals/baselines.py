@@ -192,6 +192,7 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
         samples = rows / count
         passes, last = data_parallel_times(judge, samples, is_overlapped=is_overlapped)
         held = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1)
+        # Gradients are summed with the last part of the batch alone.
         one = replace(replicated(judge, name, count, (count - 1) * passes + last, count * passes, held), is_copy=True)
         if best is None or is_better(one, best):
             best = one
@@ -257,6 +258,7 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
             samples = min(chunks[component], rows - start)
             computes = [setting.profile.forward(name, samples) / slowest for name in own]
             seconds += gathering_time([gather_of[name] for name in own], computes)
+    # A part of the layers stays, and two whole layers at a time: the running one and the next.
     saved = judge.footprint.frozen_bytes - -(-judge.footprint.frozen_bytes // len(ranks)) - sum(sorted(sizes)[-2:])
     return replace(
         one,
@@ -275,8 +277,10 @@ def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Byt
     parts of the parameters; 0: one for each rank.
     """
     table, num_layers = judge.tables.table, judge.tables.num_layers
+    # FSDP keeps no narrow copies of whole weights.
     whole = judge.footprint.stage_bytes(0, num_layers, samples, count, 1) - table.copies[-1]
     held = use_of(table.held(0, num_layers), frozen=table.frozen_bytes[-1]).total
+    # The layer that runs and the next one, which is gathered ahead.
     gathered = 2 * max(gathered_bytes(judge)) + max(table.held(i, i + 1).gradients for i in range(num_layers))
     return whole - held + -(-held // (parts or judge.setting.cluster.num_ranks)) + gathered
 

@@ -47,7 +47,7 @@ def gradient_times(
     for layer in range(judge.tables.num_layers - 1, -1, -1):
         computed = sequences.add(COMPUTE, (sums.backward[layer + 1] - sums.backward[layer]) / slowest)
         pending += table.held(layer, layer + 1).gradients
-        if pending >= DDP_BUCKET or not layer:
+        if pending >= DDP_BUCKET or not layer:  # the first layer's gradients come last and close the last bucket
             ready.append(computed)
             seconds.append(collective(cluster, pending, ranks))
             pending = 0
@@ -62,6 +62,7 @@ def gathering_time(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> S
     sequences, begun, computed = Sequences(), START, START
     for gather, compute in zip(gathers, computes, strict=True):
         gathered = sequences.add(COLLECTIVES, gather, behind=begun)
+        # Without length: the moment at which the layer begins, from which on the next one is gathered.
         begun = sequences.add(COMPUTE, 0.0, behind=gathered if gather else START)
         computed = sequences.add(COMPUTE, compute)
     return sequences.ends()[computed]

@@ -28,6 +28,7 @@ def counted_layers(graph: ModelGraph) -> tuple[int, ...]:
     of_layer = {layer.name: layer.parameters for layer in graph.layers}
     kinds = [tuple(sorted(shapes[name] for name in of_layer[layer])) for layer in graph.backbone_layers]
     often = Counter(kinds)
+    # Layers without parameters are alike, but no part of a model.
     return tuple(i for i, kind in enumerate(kinds) if kind and often[kind] > 1) or tuple(range(len(kinds)))
 
 
@@ -100,10 +101,11 @@ def _guesses_at(judge: Judge, arrangement: Arrangement, starts: tuple[int, ...])
     size = tensor_size(judge.setting.cluster, num_stages)
     rows = judge.setting.workload.batch // arrangement.data_parallel
     for count in (count for count in range(1, min(rows, MAX_MICROBATCHES) + 1) if rows % count == 0):
-        if chunks > 1 and count % num_stages:
+        if chunks > 1 and count % num_stages:  # the interleaved order needs whole rounds of micro-batches
             continue
         steps = judge.tables.table.sums(judge.tables.unit_samples(arrangement, count), count).steps()
         speeds = judge.tables.ground(arrangement).speeds
+        # A device has every `num_stages`-th chunk.
         both = [sum(sum(steps[slice(*span)]) for span in spans[own::num_stages]) for own in range(num_stages)]
         slowest = max(seconds / speed for seconds, speed in zip(both, speeds, strict=True))
         candidate = Candidate(

@@ -110,6 +110,7 @@ def _stages(solved: Sequence[tuple[int, list[_Table]]], first: int, last: int) -
         yield first, 1
         return
     (*below, (units, tables)) = solved
+    # From the last stage back: each cell says where its last stage begins.
     stages = []
     while units:
         _, start, count = tables[first][last][units]

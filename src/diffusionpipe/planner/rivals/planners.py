@@ -95,8 +95,10 @@ def _pipedream(judge: Judge) -> Iterator[PlannerEstimate]:
         replicas = [number for _, number in stages]
         groups = gcd(*replicas)
         counts = tuple(number // groups for number in replicas)
+        # Fewer minibatches than NOAM, the number that keeps the pipeline full, do not follow its formula.
         if count < -(-cluster.num_ranks // replicas[0]):
             continue
+        # The batch is raised to one that all replicas can share; `Rival.scale` takes that off the result.
         shared = groups * lcm(*counts)
         whole = replace(setting, workload=replace(setting.workload, batch=count * shared * -(-size // shared)))
         candidate = Candidate(

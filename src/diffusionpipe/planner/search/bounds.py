@@ -53,14 +53,17 @@ def may_fit(setting: Setting) -> bool:
 def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
     """The least time of the kinds of layouts there; `limit` or more where that is no less than `limit`."""
     if arrangement.units == 1:
+        # 0: only the bound of the place itself is known.
         return 0.0 if copies_may_fit(judge, arrangement, microbatches) else limit
     found = [limit]
     given = judge.setting.given
     if given.allows_chains:
         found.append(_of_chains(judge, arrangement, microbatches, limit))
     if given.schedule is None or not given.allows_chains:
+        # Two stages on each unit at least.
         if 2 * arrangement.units <= judge.tables.num_layers:
             found.append(_dealt_out(judge, arrangement, microbatches))
+        # In two directions each unit has two stages: all parameters are there twice.
         if judge.footprint.may_fit(arrangement, times=2):
             found.append(0.0)
     return min(found)
@@ -94,9 +97,10 @@ def _dealt_out(judge: Judge, arrangement: Arrangement, microbatches: int) -> Sec
     0 where there are too many.
     """
     tables, speeds = judge.tables, judge.tables.ground(arrangement).speeds
-    if len(speeds) ** tables.num_layers > MOST_DEALT:
+    if len(speeds) ** tables.num_layers > MOST_DEALT:  # too many ways to look at
         return 0.0
     samples = tables.unit_samples(arrangement, microbatches)
+    # The largest layers first: bad ways are left early.
     steps = sorted(tables.table.sums(samples).steps(), reverse=True)
 
     def deal(layer: int, loads: tuple[Seconds, ...], most: Seconds) -> Seconds:
@@ -108,4 +112,5 @@ def _dealt_out(judge: Judge, arrangement: Arrangement, microbatches: int) -> Sec
                 most = min(most, deal(layer + 1, (*loads[:unit], load, *loads[unit + 1 :]), most))
         return most
 
+    # At first the time of all layers on the fastest unit.
     return microbatches * deal(0, (0.0,) * len(speeds), sum(steps) / max(speeds) * (1 + 1e-12))

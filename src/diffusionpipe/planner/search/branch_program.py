@@ -106,8 +106,10 @@ class _Program:
         fronts: list[_Cuts] = [{} for _ in spans] + [behind]
         for index, part in reversed(list(enumerate(tree.parts))):
             grown = _Grown()
+            # This part and those after it, up to `stop`, as one stage.
             for stop in range(index + 1, len(fronts)):
                 grown.add(self._with_stage(fronts[stop], spans[index][0], spans[stop - 1][1]))
+            # Or its branches by themselves, before each suffix that begins after the part.
             if isinstance(part, Parallel):
                 for devices, cut in _each(fronts[index + 1]):
                     grown.add(_each(self._parallel(part, devices, cut)))
@@ -126,6 +128,7 @@ class _Program:
                     continue  # all branches as one stage are a stage of the series around them
                 for taken, cut in _each(fronts[stop]):
                     behind = {taken: [after.listed_after(cut)]}
+                    # A branch by itself may be cut further; as one stage it is among these cuts too.
                     if stop == index + 1 and isinstance(branch, Series):
                         found = _each(self.series(branch, behind))
                     else:

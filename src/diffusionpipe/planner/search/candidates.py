@@ -44,6 +44,7 @@ class Candidate:
     def backbones(self) -> tuple[BackboneLayout, ...]:
         """The name and the micro-batches of each of several backbones, without cuts; () for one backbone."""
         found: Counter[str] = Counter()
+        # Both directions of one backbone count together.
         for pipeline in self.orders.placement.pipelines if self.orders else ():
             found[pipeline.model] += len(pipeline.microbatches)
         own = tuple(BackboneLayout(name=name, microbatches=count) for name, count in found.items())

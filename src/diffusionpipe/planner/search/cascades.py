@@ -120,6 +120,7 @@ def least_time(judge: Judge) -> Seconds:
     Infinite where no layout cuts the batch.
     """
     times = [
+        # `totals` are times on the fastest device.
         sum(m * time for m, time in totals(place)) * max(place.ground.speeds) / sum(place.ground.speeds)
         for arrangement in arrangements(judge.setting.cluster)
         for place in _places(judge, arrangement)
@@ -221,7 +222,9 @@ def _divided(place: PairPlace) -> Iterator[Candidate]:
         starts = _balanced(place, count, units - count)
         if all(len(one) <= layers for one, layers in zip(starts, place.num_layers, strict=True)):
             yield _candidate(place, DIVIDED, pipes, starts, (1,) * units, slack=None)
+        # A worker for each backbone, and all others as its replicas.
         copies = _candidate(place, DIVIDED, _pipes(place, (0,), (1,)), ((0,), (0,)), (count, units - count), slack=None)
+        # With two units the pipelines of one stage each are these copies.
         if units > 2 and place.judge.setting.owners == 1 and copies.divides(place.judge.setting.workload.batch):
             yield copies
 
@@ -267,6 +270,7 @@ def _ordered(place: PairPlace, name: str, starts: Starts, replicas: tuple[int, .
     blocks = range(len(replicas))
     pipes = _pipes(place, blocks, blocks)
     pipes = facing(*pipes) if name == OPPOSED else pipes
+    # Slacks that give the same orders give one candidate.
     found = {candidate.orders: candidate for candidate in
              (_candidate(place, name, pipes, starts, replicas, slack=slack) for slack in SLACKS)}  # fmt: skip
     yield from (one for one in found.values() if one.divides(place.judge.setting.workload.batch))
@@ -316,7 +320,7 @@ def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
     """The candidates for two backbones with the least memory, one for each arrangement, whether they fit or not."""
     for arrangement in arrangements(judge.setting.cluster):
         found = sorted(_places(judge, arrangement), key=lambda place: sum(place.microbatches))
-        for place in found[-1:]:
+        for place in found[-1:]:  # the most micro-batches: the smallest hold least
             yield from _in_turn(place)
 
 

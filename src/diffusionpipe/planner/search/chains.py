@@ -56,6 +56,7 @@ def add_chains(
     best: Judged | None = None
     way = _Way(hosts=hosts, is_lean=holds_one(schedule))
     for partition in _partitions(pool, arrangement, microbatches, way):
+        # Partitions ascend by their values.
         if partition.value >= _limit(pool) * BETTER:
             break
         candidate = Candidate(
@@ -98,6 +99,7 @@ def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> 
     if place not in pool.judge.questions.short:
         return None
     best = add_chains(pool, arrangement, microbatches, is_lean=True) if given.schedule is None else None
+    # Some ranks encode for all where work is filled in, and where one micro-batch at a time was not enough.
     for is_lean in ((False, True) if given.schedule is None else (False,)) if pool.is_filled and best is None else ():
         known = {(one.starts, one.replicas) for one in pool.judged if (one.arrangement, one.microbatches) == place}
         lighter = _partitions(pool, arrangement, microbatches, _Way(hosts=(), is_lean=is_lean))
@@ -122,12 +124,14 @@ def _partitions(pool: Pool, arrangement: Arrangement, microbatches: int, way: _W
         found = pool.judge.questions.chains(
             arrangement, microbatches, replicas=replicas, limit=most, hosts=way.hosts, is_lean=way.is_lean
         )
+        # With one micro-batch under way at a time, the iteration takes each one's way in turn.
         return tuple(replace(one, value=one.value * (microbatches if way.is_lean else 1)) for one in found)
 
     if not replicas or arrangement.units == 1 or not pool.judge.footprint.may_fit(arrangement):
         return ()
     if limit < float("inf"):
         return ask(limit)
+    # Nothing that fits is known yet. A low limit makes the program fast, so limits grow.
     for most in _growing(pool, arrangement, microbatches):
         if found := ask(most):
             return found
@@ -152,6 +156,7 @@ def _limit(pool: Pool) -> Seconds:
     """
     chain = pool.score if pool.chain_score == float("inf") else pool.chain_score
     score = min(chain, GAINED * pool.score)
+    # Without fills frozen work comes first.
     return score - (0.0 if pool.is_filled else pool.judge.tables.frozen_seconds)
 
 

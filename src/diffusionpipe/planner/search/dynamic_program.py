@@ -157,7 +157,7 @@ def _grow_last(
     question: Question, objective: PartitionObjective, first: int, replicas: int, grown: dict[_State, list[_Node]]
 ) -> None:
     """The stage of all layers from `first` on, as the last one."""
-    before = question.num_devices - replicas
+    before = question.num_devices - replicas  # devices that are left for the stages before
     if not _can_precede(question, first, before):
         return
     times = question.stage(first, question.num_layers, before, replicas, 1)
@@ -190,6 +190,7 @@ def _grow(
                 continue
             times = stage(first, stop, position, replicas, stages + 1)
             if times is None:
+                # `stop` grows, so all further stages here are longer, and not allowed either.
                 closed.add((behind, stages))
                 continue
             transfer = link(stop, position + replicas, replicas, receivers)
@@ -202,6 +203,7 @@ def _grow(
 
 def _can_precede(question: Question, first: int, devices: int) -> bool:
     """Whether the layers before `first` and the devices before the suffix can make stages of their own."""
+    # All layers are taken exactly when all devices are.
     if not first or not devices:
         return not first and not devices
     return devices >= min(question.replicas) and question.reach(first, devices)

@@ -66,10 +66,11 @@ class Estimates:
         for place, stage in zip(structure.places, costs.stages, strict=False):  # encoders come behind
             busy[place.unit] += place.microbatches * (stage.forward + (0.0 if place.is_probe else stage.backward))
         held, frozen = self.footprint.held(candidate), self.tables.frozen_seconds
-        filled: Callable[[Seconds], Seconds] | None = None
+        filled: Callable[[Seconds], Seconds] | None = None  # set below, before the first call of `estimate`
 
         def estimate(times: Times, awake: Times) -> Estimate:
             return Estimate(
+                # Without fills the frozen work is a part of the makespan, before the pipeline.
                 pipeline=times.makespan if filled else max(0.0, times.makespan - frozen),
                 busy=sum(busy) / candidate.arrangement.units,
                 frozen=frozen,
@@ -80,6 +81,7 @@ class Estimates:
 
         # Nothing needs to wake from a wait that is filled.
         ways = [costs, replace(costs, waking=())] if costs.waking and is_filled else [costs]
+        # With waking first; last without it, where waits are filled.
         unqueued = [structure.unqueued(one) for one in ways]
         if is_filled:
             filled = self._filler(candidate, busy, structure, costs, unqueued[0])
@@ -194,6 +196,7 @@ class Estimates:
         works = [tables.frozen_work(fill.layers) for fill in schedule.fills]
         costs = replace(
             costs,
+            # The last stages are the encoders': they take the times of their fills.
             stages=(*costs.stages, *[FREE] * (len(schedule.placement.stages) - len(costs.stages))),
             host_fills=tuple(work.host for work in works),
             tensor_bytes={**costs.tensor_bytes, **tables.frozen_outputs_bytes},
@@ -237,6 +240,7 @@ class Estimates:
         if not tables.setting.graph.frozen_layers:
             return lambda pipeline: pipeline
         pipelines = structure.schedule.placement.pipelines
+        # As if both messages held all tensors, in each direction.
         most_of_messages = (
             2 * len(pipelines) * max(place.samples for place in structure.places) * sum(costs.tensor_bytes.values())
         )
@@ -244,7 +248,8 @@ class Estimates:
         found, chunk = self.footprint.hosts_and_chunk(candidate, most_of_messages, beside)
         speeds = {host: ground.speeds[host] for host in (range(len(busy)) if found is None else found)}
         batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
-        largest = min(chunk, -(-batch // len(speeds)))
+        largest = min(chunk, -(-batch // len(speeds)))  # no fill has more samples than a host's share
+        # Copies of the model hide the copies of weights from the host between their fills.
         work = batch * tables.seconds_a_sample(largest, candidate.arrangement.units == 1)
         return lambda pipeline: idle_level(pipeline, busy, work, speeds)
 

@@ -126,6 +126,8 @@ class Footprint:
             frozen=frozen,
             copies=copies,
             activations=activations,
+            # While encoders run, no activations are held (see the module's docstring): only the bytes beyond the
+            # activations count.
             workspace=max(workspace, encoding - activations),
             frozen_outputs=raw + sum(round(s * n * table.frozen_reads[first][stop]) for first, stop, n, s in stages),
         )
@@ -176,9 +178,11 @@ class Footprint:
             rooms += [(memory - held, use) for memory in memories[len(rooms) : len(rooms) + count]]
             others += [tables.kept_for_others(tuple(stage[:2] for stage in own))] * count
         least = [(free - most_of_messages, use.workspace) for free, use in rooms]
+        # Room for all, even with the most bytes that messages can take: the simulation would change nothing.
         if (found := needs.hosts_and_chunk([least], others, batch)) == (None, max(needs.running)):
             return found
         messages, waiting = beside()
+        # Fills run in waits: activations that a wait does not hold leave their bytes free.
         relaxed = [
             (free, use.workspace + use.activations - held) for (free, use), held in zip(rooms, waiting, strict=True)
         ]

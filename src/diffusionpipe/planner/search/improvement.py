@@ -100,7 +100,7 @@ def add_cuts(
         pool.add(one)
         if len(starts) == 1:  # all that data parallelism can be improved in
             pool.add(bucketed(pool, one))
-        elif counts not in known or index == len(found) - 1:
+        elif counts not in known or index == len(found) - 1:  # the last one is the cut of equal times (`add_place`)
             known.add(counts)
             add_schedules(pool, one)
 
@@ -125,6 +125,7 @@ def improve(pool: Pool, places: Sequence[tuple[Arrangement, int]] = ()) -> None:
             found = _of_place(pool, *place)
             if found and _may_gain(pool, found[0]):
                 own = found[0].score
+                # A place that ranks low as 1F1B must come near the best of all, not only near its own 1F1B.
                 limit = own if place in best_places else min(own, GAINED * pool.score)
                 _add_placed(pool, *place, limit, GAINED * limit)
         for arrangement, microbatches in _waiting_places(pool, NUM_ORDERED):
@@ -143,7 +144,7 @@ def _add_unequal(pool: Pool) -> None:
     for one in pool.ranked():
         place = arrangement, microbatches = one.candidate.arrangement, one.candidate.microbatches
         is_due = place in best or (arrangement not in tried and _may_gain(pool, one))
-        best.discard(place)
+        best.discard(place)  # each place once
         if is_due and 2 < arrangement.units <= MAX_UNEQUAL_UNITS:
             replicas = replicas_of(pool.judge, arrangement, microbatches)
             if len(replicas) > 1:
@@ -335,6 +336,7 @@ def _balanced_moves(judge: Judge, candidate: Candidate) -> Iterator[Move]:
     A worker with several stages gets a layer more in one of them and a layer less in another.
     """
     blocks = judge.footprint.blocks(candidate)
+    # A later cut gives a layer to the stage before it: its workers get one more, the next stage's workers one less.
     gains = [tuple((cut - 1 in own) - (cut in own) for own in blocks) for cut in range(1, len(candidate.starts))]
     for (cut, gain), (other, its_gain) in combinations(enumerate(gains, 1), 2):
         for step in (-1, 1):
@@ -356,6 +358,7 @@ def bucketed(pool: Pool, one: Judged) -> Judged:
     """The candidate with the fastest number of buckets, the fewest of equally fast ones."""
     if one.candidate.arrangement.data_parallel == 1 and max(one.candidate.replicas) == 1:
         return one  # no gradient is summed
+    # Only data parallelism has as many buckets as layers: with several stages each has fewer layers.
     for buckets in (*BUCKETS, pool.judge.tables.num_layers):
         if _has_layers(pool.judge, one.candidate, buckets):
             variant = pool.judged_of(replace(one.candidate, buckets=buckets), limit=one.score * BETTER)

@@ -140,6 +140,7 @@ def _in_a_row(schedule: Schedule) -> int:
     """The most workers of which each reads what the one before writes, replicas of a stage as one."""
     stages = schedule.placement.stages
     trained = next(pipeline for pipeline in schedule.placement.pipelines if Op.ENCODE not in pipeline.ops)
+    # Of replicas the first one counts.
     first = {stages[stage].weights: stages[stage].worker for stage in reversed(trained.stages)}
     own = [edge for edge in trained.edges if edge.producer in trained.stages]
     pairs = ((first[stages[edge.producer].weights], first[stages[edge.consumer].weights]) for edge in own)
@@ -150,6 +151,7 @@ def _in_a_row(schedule: Schedule) -> int:
 def _in_words(sizes: _Sizes) -> str:
     words, has_stages = [], sizes.workers > 1
     if has_stages:
+        # More stages than workers: each has several.
         is_wound = len(sizes.stages) == 1 and sizes.workers < sizes.stages[0]
         words.append(f"{_each(sizes)} stages" + (f" on {sizes.workers} ranks" if is_wound else ""))
         if sizes.in_a_row is not None:

@@ -98,9 +98,11 @@ class PivotLatency:
         latency, path, ending = rest or (never, never, never)
         return (
             max(
+                # The pivot is one of the stages after this one, and so is the stage whose reduction ends last.
                 forward + latency,
+                # The pivot is one of the stages after this one, this one's reduction ends last.
                 forward + path + backward + own,
-                forward + steady + max(backward + own, ending),
+                forward + steady + max(backward + own, ending),  # this stage is the pivot
             ),
             forward + backward + max(path, steady),
             max(own, ending - backward),
@@ -152,6 +154,8 @@ class LeastOneForwardOneBackward:
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """(total, end, path, stages) of the suffix `rest` with one more stage before it."""
+        # A micro-batch may pass through the fastest replica, which takes `ease` of the time; the slowest replica sets
+        # the pace.
         forward, backward, reduce, ease = stage if len(stage) == 4 else (*stage, 1.0)
         both, count = forward + backward, self.num_microbatches
         late = reduce - backward if reduce > backward else 0.0

@@ -117,7 +117,7 @@ def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width
     found, places = quick_pairs(question, objective), _few(question)
     if not found:
         return ()
-    for more in sorted({max(places, MORE_LAYERS), max(question.num_layers)}):
+    for more in sorted({max(places, MORE_LAYERS), max(question.num_layers)}):  # more places to cut, then every layer
         better = _cut_at(question, objective, more, limit=found[0].value)
         if not better:
             break
@@ -202,6 +202,7 @@ class _Program:
         """The fronts in which all devices have their stages."""
         num_devices, num_layers = self.question.num_devices, self.question.num_layers[0]
         grown: list[dict[_State, list[_Node]]] = [defaultdict(list) for _ in range(num_devices + 1)]
+        # No layer is on a device yet. Without nodes, as no block has numbers.
         start: dict[_State, list[_Node]] = {(num_layers, 0, 0, 0): []}
         for devices in range(num_devices):
             fronts = {state: self._front(nodes, state[2]) for state, nodes in grown[devices].items() if nodes}
@@ -239,23 +240,26 @@ class _Program:
         if self.limit < float("inf"):
             most = min(max(question.replicas), devices)
             left = first[i] / most, (second[-1] - second[j]) / most
-            stages = blocks - (-devices // most)
+            stages = blocks - (-devices // most)  # rounded up: a block takes `most` devices at most
             cap = min(cap, self.objective.cap(node[0] if node else None, left, stages, self.limit))
-        return cap * (1 + 1e-12)
+        return cap * (1 + 1e-12)  # a load just at the cap stays allowed in spite of rounding
 
     def _spans(
         self, tables: "_Tables", i: int, j: int, blocks: int, position: int, cap: Seconds
     ) -> Iterator[tuple[int, StageTime, int, StageTime]]:
         """The next i' with its stage and j' with its stage: those allowed by load and memory that can be finished."""
         question, last, load = self.question, self.question.num_layers[1], self.objective.load
+        # The block that comes first takes all layers that are left.
         for before in range(i - 1, 0, -1) if position else (0,):
             first = tables.stage(0, before, i)
             time = first[0] + first[1]
+            # The further the stage reaches, the longer it takes: no other one is under the cap.
             if load(time, 0) > cap:
                 return
             self.left -= 1  # where memory refuses every j', looking for one is all the effort
             if self.left < 0:
                 return
+            # The `position` devices before these must finish the rest under the cap.
             least = max(j + 1, self._least_end(before, cap * position))
             for behind in range(least, last) if position else (last,):
                 second = tables.stage(1, j, behind)

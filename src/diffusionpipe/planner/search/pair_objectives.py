@@ -65,6 +65,7 @@ class OppositePath:
             return max(f + b, g + c), reduce, sums, -c
         (x, y), (u, v) = links
         t0 = max(rest[0], f + b, g + c, x + y, u + v)
+        # In the second backbone the new stage is the last one: all of `rest` run their backwards after it.
         return t0, max(reduce, rest[1] - b - y), max(rest[2], sums + rest[3] - v), rest[3] - v - c
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
@@ -104,7 +105,7 @@ class OppositeLoads(_Loads):
         (f, b, reduce), (g, c, sums) = pair
         load = self.load(f + b, g + c)
         if rest is None:
-            return load, 0.0, 0.0 if is_whole else g + c, reduce, sums, -c
+            return load, 0.0, 0.0 if is_whole else g + c, reduce, sums, -c  # the last stage of the first is in its load
         (x, y), (u, v) = links
         way = rest[2] + u + v
         return (

@@ -76,6 +76,7 @@ class PairPlace:
         """The times of a stage as list scheduling takes them; its latency is the transfer at its slower end."""
         forward, backward, _ = self.stage(backbone, first, stop, position, replicas)
         inner = [cut for cut in (first, stop) if 0 < cut < self.num_layers[backbone]]
+        # The first device has no link before it: the one after it counts.
         latency = max((self.link(backbone, cut, max(position, 1), 1, 1)[0] for cut in inner), default=0.0)
         return StageTimes(forward=forward, backward=backward, latency=latency)
 
@@ -102,6 +103,7 @@ class PairPlace:
         footprint, memories, num_layers = self.judge.footprint, self.ground.memories, self.num_layers
         frozen = footprint.frozen_bytes + footprint.raw_inputs
         fastest = max(self.ground.speeds)
+        # The least time of devices, whichever numbers of replicas the stages have.
         of_count = [[self.work(backbone, r) for r in replicas] for backbone in range(2)]
         least = [[min(r * one[i] for r, one in zip(replicas, own, strict=True)) / fastest for i in range(len(own[0]))]
                  for own in of_count]  # fmt: skip
@@ -118,15 +120,18 @@ class PairPlace:
             return self.link(backbone, span(backbone, cut, cut)[0], position, before, behind)
 
         def fits(first: tuple[int, int], second: tuple[int, int], position: int, count: int, blocks: int) -> bool:
+            # Stages from here to the second backbone's end: where it runs up, those on the devices before.
             depth = position + 1 if is_opposed else blocks
             held = [
                 self._span_bytes(0, *first, count, min(self.microbatches[0], blocks)),
                 self._span_bytes(1, *span(1, *second), count, min(self.microbatches[1], depth)),
             ]
             training = sum(one for one, _, _ in held) + max(one for _, one, _ in held)
+            # Frozen layers run while nothing of the training is held.
             total = sum(one for _, _, one in held) + frozen + max(footprint.frozen_workspace, training)
             return total <= min(memories[position : position + count])
 
+        # Where all of both backbones fits on every device, memory refuses nothing, and stages need not be asked.
         whole = [self._span_bytes(b, 0, num_layers[b], 1, self.microbatches[b]) for b in range(2)]
         everything = sum(map(sum, whole)) + frozen + footprint.frozen_workspace
         if not is_opposed:

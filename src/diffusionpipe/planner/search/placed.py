@@ -87,7 +87,7 @@ def ordered_as(
     in memory.
     """
     workers = PLACES[placing](arrangement.units)
-    if len(workers) > judge.tables.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:
+    if len(workers) > judge.tables.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:  # F, I and W of each
         return None
     candidate = Candidate(
         arrangement=arrangement,
@@ -163,6 +163,7 @@ def _instance(
                 kept_after_input_grad=kept,
             )
         )
+        # For a linear placement the order search joins two half-stages; the second one is empty.
         if placing is Placing.LINEAR:
             halves.append(HalfStage(forward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0))
     flows = judge.tables.table.flows(candidate.starts)
@@ -175,6 +176,7 @@ def _instance(
     for unit, memory in enumerate(ground.memories):
         here = [span for span, worker in zip(spans, workers, strict=True) if worker == unit]
         own = [(*span, candidate.microbatches, samples) for span in here]
+        # Memory without any micro-batch.
         free.append(max(0, memory - judge.footprint.use(own, [[0, 0] * len(own)]).total))
     return Instance(
         ranks=arrangement.units,

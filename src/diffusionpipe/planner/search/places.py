@@ -56,7 +56,7 @@ def _are_enough_layers(given: Given, units: int, layers: int, samples: int) -> b
         return False
     divisors, sums = [n for n in range(1, units + 1) if samples % n == 0], {0}
     for _ in range(layers):
-        sums |= {one + n for one in sums for n in divisors}
+        sums |= {one + n for one in sums for n in divisors}  # all numbers of units that stages can take together
     return units in sums
 
 
@@ -71,6 +71,7 @@ def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Sec
     busy = setting.workload.batch * work / (arrangement.data_parallel * sum(tables.ground(arrangement).speeds))
     if setting.owners == 1 and arrangement.units <= MAX_UNEQUAL_UNITS and setting.given.stages is None:
         return busy  # stages may have replicas, which share the way through their layers
+    # With states in parts no schedule has two directions.
     in_turn = microbatches if setting.owners > 1 else -(-microbatches // 2)
     return max(busy, least_passage(judge, arrangement, microbatches, in_turn=in_turn))
 
@@ -92,9 +93,11 @@ def least_passage(judge: Judge, arrangement: Arrangement, microbatches: int, *, 
     casting = None if setting.graph.probes else microbatches  # a probe shares the casts of weights
     forward, back, rest = tables.table.sums(tables.unit_samples(arrangement, microbatches), casting).layers
     if not setting.may_split:
+        # Whole backwards: the weights' part delays the gradient too.
         back, rest = list(map(add, back, rest)), [0.0] * len(rest)
     longest: list[tuple[Seconds, Seconds, Seconds]] = []  # by layer the way up to it: [1], [2], [3]
     for layer, before in enumerate(tables.gradient_edges):
+        # Each way gives a bound: the longest one does.
         way = max((longest[other] for other in before), default=(0.0, 0.0, rest[layer]))
         longest.append((way[0] + forward[layer] + back[layer], max(way[1], forward[layer], back[layer]), way[2]))
     once, dearest, last = max(longest)

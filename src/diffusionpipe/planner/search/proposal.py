@@ -115,6 +115,7 @@ def exposed_frozen_time(timeline: Timeline) -> Seconds:
     frozen = [(s.start, s.end) for s in timeline.spans if s.action.op is Op.ENCODE]
     ops = {Op.F, Op.B, Op.I, Op.W, Op.REDUCE_GRAD, Op.UNSHARD}
     trained = [(s.start, s.end) for s in timeline.spans if s.action.op in ops]
+    # The part of the union that trained work does not cover.
     return _length(frozen + trained) - _length(trained)
 
 

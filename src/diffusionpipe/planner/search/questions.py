@@ -74,6 +74,7 @@ class Questions:
             reduce = self.tables.reduction(ground, first, stop, range(position, position + count))
             return forward, backward, reduce, speed / max(speeds)
 
+        # Stages on equal devices have one price: the first of such devices is asked.
         alike = _alike(ground, replicas, hosts)
 
         def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage | None:
@@ -81,6 +82,7 @@ class Questions:
 
         def longest(first: int, count: int) -> int:
             limit = (cap * fastest + both[count][first]) * (1 + 1e-12)
+            # One layer at least: `stage` refuses it if it is too long.
             return max(first + 1, bisect_right(both[count], limit) - 1)
 
         return Question(
@@ -106,7 +108,7 @@ class Questions:
             return (
                 way.transfer(round(amount * forward)),
                 way.transfer(round(amount * backward)) if backward else 0.0,
-                way.transfer(int(least * passed)) if passed else 0.0,
+                way.transfer(int(least * passed)) if passed else 0.0,  # rounded down, as a part of a bound
                 way.transfer(int(least * returned)) if returned else 0.0,
             )
 
@@ -152,6 +154,7 @@ class Questions:
             return Before(
                 forward=forward[layers] / fastest,
                 both=both[layers] / fastest,
+                # The slowest stage takes no less than the longest layer, and no less than an even share of the work.
                 dearest=max(dearest[layers], shared[layers] / devices) / fastest,
                 num_stages=min(layers, devices),
             )
@@ -177,11 +180,11 @@ class Questions:
             arrangement,
             microbatches,
             replicas=replicas,
-            cap=limit / microbatches,
+            cap=limit / microbatches,  # a stage computes every micro-batch within the limit
             hosts=hosts,
             in_flight=1 if is_lean else None,
         )
-        most = limit / microbatches if is_lean else limit
+        most = limit / microbatches if is_lean else limit  # one after the other, each has its part of the limit
         limited = self._limited(question, (arrangement, microbatches), objective.least, most)
         return best_partitions(limited, objective, width=WIDTH)
 
@@ -255,7 +258,7 @@ class Questions:
                 in_flight=in_flight,
             )
             found = best_partitions(question, objective, width=width)
-            if found or cap >= min(limit, 2 * everything):
+            if found or cap >= min(limit, 2 * everything):  # beyond that cap no stage is refused for its time
                 return found
             cap = min(limit, 2 * cap)
 

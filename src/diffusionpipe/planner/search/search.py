@@ -162,6 +162,7 @@ def search(
         raise ConfigError(uncuttable(setting))
     may_shard = (units is None or 1 in units) and setting.may_shard
     sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
+    # Candidates that are estimated up to this factor above may still win.
     pool.score = min(
         [pool.score, *(ESTIMATE_TOLERANCE * proposal.step for _, proposal in sharded if proposal.overflow <= 0)]
     )
@@ -213,6 +214,7 @@ def _simulated(
     improve(pool, _within(pool, places))  # [3]
     finalists = _finalists(pool, proposed, num_finalists, limit)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
+    # Under a limit, only where the search that gave the limit looked for them too.
     pool.is_tight = not fits_easily and (pool.is_tight or not is_limited)
     if pool.is_tight:
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
@@ -263,6 +265,7 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
     found = dict(_finalists(pool, proposed, num_finalists, limit))
     fastest = min((proposal.step for proposal in found.values() if proposal.overflow <= 0), default=limit)
     enough = (TABLE_CUTOFF if limit == float("inf") else 1) * fastest
+    # Of each kind the best: reversed, because the last of equal names stays.
     for one in {name_of(one.candidate): one for one in reversed(pool.ranked())}.values():
         if one.candidate not in found and one.score < enough:
             found[one.candidate] = proposed(one.candidate)
@@ -326,6 +329,7 @@ def _again(
     """
     fastest = min((proposal.step for _, proposal in finalists if proposal.overflow <= 0), default=limit)
     wrong = [pool.judged[one] for one, proposal in finalists if proposal.overflow > 0 and one in pool.judged]
+    # The room that these seemed to have: with one byte less than that none of them fits.
     spare = [-one.estimate.overflow for one in wrong if one.fits and one.score * ESTIMATE_TOLERANCE < fastest]
     if not spare:
         return []
@@ -348,6 +352,7 @@ def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds
     places = sorted(places_of(pool.judge, units), key=lambda place: place[0])
     for bound, arrangement, microbatches in places if pool.judge.setting.given.allows_chains else ():
         if bound < pool.score and arrangement.units > 1:
+            # All units as replicas of one stage share the frozen work as they have time, which copies do not.
             copies = (arrangement.units,)
             if is_own(pool, arrangement, copies) and copies[0] in replicas_of(pool.judge, arrangement, microbatches):
                 add_cuts(pool, arrangement, microbatches, [((0,), copies)])

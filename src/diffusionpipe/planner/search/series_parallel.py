@@ -81,6 +81,7 @@ def crossing_of(before: Sequence[int]) -> tuple[int, int, int, int] | None:
     for c, above in enumerate(before):
         for d in _members(~(related[c] | 1 << c) & ((1 << len(before)) - 1)):
             for b in _members(above & before[d]):
+                # a: c depends on it, and it is related to neither d nor b.
                 if rest := above & ~before[d] & ~related[d] & ~related[b] & ~(1 << b):
                     return (rest & -rest).bit_length() - 1, b, c, d
     return None
@@ -162,8 +163,9 @@ def _tree(
     layers: int, before: Sequence[int], related: Sequence[int], seconds: Sequence[Seconds] | None = None
 ) -> Tree | None:
     """The tree of a set of layers; without times None where layers cross."""
-    if layers & (layers - 1) == 0:
+    if layers & (layers - 1) == 0:  # a power of two: a single layer
         return layers.bit_length() - 1
+    # Where dependence does not connect all layers, they are branches; where independence does not, they are a series.
     branches = _parts(layers, lambda layer: related[layer])
     parts = branches if len(branches) > 1 else _parts(layers, lambda layer: ~related[layer])
     if len(parts) == 1:
@@ -179,6 +181,7 @@ def _tree(
         return None
     if len(branches) > 1:
         return Parallel(tuple(trees))
+    # A series within a series is one series.
     return Series(tuple(part for tree in trees for part in (tree.parts if isinstance(tree, Series) else (tree,))))
 
 
@@ -199,6 +202,7 @@ def _lasts(layers: int, before: Sequence[int]) -> int:
 
 def _longest(layers: int, before: Sequence[int], seconds: Sequence[Seconds]) -> Seconds:
     reached = dict[int, Seconds]()
+    # A layer depends on more layers than each of those before it, so these come first.
     for layer in sorted(_members(layers), key=lambda layer: (before[layer] & layers).bit_count()):
         reached[layer] = seconds[layer] + max((reached[other] for other in _members(before[layer] & layers)), default=0)
     return max(reached.values())

@@ -99,7 +99,7 @@ def _accumulations(judge: Judge, *, is_filled: bool) -> Iterator[tuple[Seconds, 
     frozen = judge.tables.frozen_seconds_ahead if is_filled else judge.tables.frozen_seconds
     for count in [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1):
         if rows % count == 0:
-            sums = judge.tables.table.sums(rows / count)
+            sums = judge.tables.table.sums(rows / count)  # without casts, which are a part of gathering
             yield frozen + count * (sums.forward[-1] + sums.backward[-1]) / slowest, count
 
 

@@ -137,7 +137,7 @@ class Tables:
             for layers, chunk in self.encoders:
                 whole, rest = divmod(rows, chunk)
                 total += whole * (start + sum(forward(name, chunk) for name in layers))
-                total += start * (rest > 0) + sum(forward(name, rest) for name in layers)
+                total += start * (rest > 0) + sum(forward(name, rest) for name in layers)  # no samples take no time
             return total
 
         return lru_cache(maxsize=None)(seconds)
@@ -196,6 +196,7 @@ class Tables:
     def at_owners(self, ground: RankLayout, first: int, stop: int, units: Sequence[int]) -> tuple[Seconds, Seconds]:
         """(seconds in which these layers' gradients go to their owners, seconds in which parameters come back)."""
         held, ranks, cluster = self.table.held(first, stop), ground.ranks(units), self.setting.cluster
+        # Parameters are about equally divided over the owners.
         gradients, parameters = (
             rooted(cluster, [size // len(ranks)] * len(ranks), ranks) for size in (held.gradients, held.parameters)
         )
@@ -216,6 +217,7 @@ class Tables:
         once = whole - sums.probes  # probes come before the ramp, or in it
         if self.tree is not None:
             once *= part_in_a_row(self.setting)
+        # The wait is the ramp less its share of the work.
         return microbatches * whole / sum(speeds), once / max(speeds) - once / sum(speeds)
 
     @cached_property

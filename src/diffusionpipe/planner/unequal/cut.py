@@ -56,6 +56,7 @@ def best_cut(sizes: Sequence[int], price: Price, room: Room, num_stages: int) ->
             break  # a longer micro-batch cannot pay any more
         total, cells = _least_sum(sizes, times, bound)
         if cells:
+            # The longest micro-batch may be shorter than the bound.
             best = min(best, ((num_stages - 1) * max(times[cell] for cell in cells) + total, cells), key=_value)
     return best[1]
 
@@ -72,7 +73,7 @@ def _least_sum(sizes: Sequence[int], times: dict[Cell, Seconds], bound: Seconds)
         size, found, last = sizes[stop - 1], inf, Cell(sizes[stop - 1], 0)
         for samples in range(1, stop + 1):
             cell = Cell(size, samples)
-            if sizes[stop - samples] != size or cell not in times:
+            if sizes[stop - samples] != size or cell not in times:  # another size, or more than fits in memory
                 break
             if times[cell] <= bound and sums[stop - samples] + times[cell] < found:
                 found, last = sums[stop - samples] + times[cell], cell

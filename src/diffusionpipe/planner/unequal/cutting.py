@@ -60,9 +60,11 @@ def counted_prices(models: Sequence[ModelGraph], plan: Plan) -> Prices:
     again = frozenset(plan.checkpointed)
     held = [[_written(model, block) for block in plan.blocks[:-1]] for model in models]
     work = [
+        # Without counted operations the bytes that it writes take their place.
         [_operations(model, block) or own for block, own in zip(plan.blocks[:-1], bytes_, strict=True)]
         for model, bytes_ in zip(models, held, strict=True)
     ]
+    # A recomputed block runs its forward again.
     factors = [_BACKWARD + any(name in again for name in block) for block in plan.blocks[:-1]]
 
     def costs(cell: Cell) -> tuple[StageCosts, ...]:
@@ -75,6 +77,7 @@ def counted_prices(models: Sequence[ModelGraph], plan: Plan) -> Prices:
         )
 
     num_stages = len(work[0])
+    # As 1F1B holds with the plan's own micro-batches.
     limits = tuple((num_stages - stage) * most * num_bytes for stage, num_bytes in enumerate(held[0]))
     return Prices(stages=cache(costs), num_stages=num_stages, limits=limits)
 

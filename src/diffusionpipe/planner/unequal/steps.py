@@ -91,6 +91,7 @@ def best_step(counts: Sequence[int], prices: Prices) -> UnequalStep:
 def ordered(cells: Sequence[Cell], prices: Prices) -> UnequalStep:
     """The fastest step of several orders of these micro-batches, of the ones that keep to the memory limits."""
     steps = (simulated(own, orders, prices) for own, orders in _candidates(cells, prices))
+    # Never empty: with the cut's `room` 1F1B keeps to the limits.
     able = [step for step in steps if all(map(le, step.peaks, prices.limits))]
     return min(able, key=lambda step: step.time)
 
@@ -102,6 +103,7 @@ def _candidates(cells: Sequence[Cell], prices: Prices) -> Iterator[tuple[tuple[C
     slower than as many steps of one size.
     """
     long_first = tuple(sorted(cells, key=lambda cell: (-prices.price(*cell), cell)))
+    # In the third order short ones are at both ends, long ones in the middle.
     for own in dict.fromkeys((long_first, long_first[::-1], (*long_first[::-1][::2], *long_first[::2]))):
         held = [[prices.stages(cell)[stage].activation for cell in own] for stage in range(prices.num_stages)]
         yield own, adaptive_orders(held, prices.limits)
@@ -137,6 +139,7 @@ def simulated(cells: Sequence[Cell], orders: Orders, prices: Prices) -> UnequalS
 def mixed(cells: Sequence[Cell], orders: Orders, prices: Prices) -> tuple[Schedule, Costs]:
     """(schedule in which equal micro-batches have a pipeline of their own, costs of that schedule)."""
     alike = list(dict.fromkeys(cells))
+    # The number of a micro-batch counts the ones before it that are alike.
     number_of = {place: cells[:place].count(cell) for place, cell in enumerate(cells)}
 
     def placed(action: Action) -> Action:
