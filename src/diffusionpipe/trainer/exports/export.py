@@ -127,7 +127,7 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     """
     verify(checkpoint)
     index = _read_json(settings.source_model / _INDEX)
-    original = dict(index)
+    original = dict(index)  # `index` loses what the export leaves out
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -167,6 +167,7 @@ def export_adapters(checkpoint: Path, destination: Path, modules: Mapping[str, n
     temporary = destination.with_name(f".{destination.name}.writing")
     trained = {name: modules[name] for name in settings.trained}
     try:
+        # Of a process that was killed; one thread at a time writes adapters.
         for left in destination.parent.glob(".*.writing"):
             shutil.rmtree(left)
         temporary.mkdir(parents=True)
@@ -187,6 +188,7 @@ def _widen(modules: Mapping[str, nn.Module], settings: Export) -> None:
     family = family_of(settings.source_model)
     denoiser: Any = modules[family.trainable[0]]
     channels = denoiser.config.in_channels
+    # An estimate has as many channels as the latents.
     more, name = (NUM_COORDINATES, family.places) if settings.is_placed else (channels, family.convolution)
     assert name is not None
     widen(denoiser, name, more)
@@ -316,6 +318,7 @@ def _facts(settings: Export, checkpoint: Path) -> AdapterFacts:
     assert settings.lora is not None
     source, recipe = settings.source_model, settings.recipe
     base = public_name(settings.base_model or source.name)
+    # An export that is made again has the same date, and so equal files.
     saved = (checkpoint / MANIFEST).stat().st_mtime
     return AdapterFacts(
         pipeline=str(_read_json(source / _INDEX).get("_class_name")),
@@ -334,6 +337,7 @@ def _write_merged(checkpoint: Path, destination: Path, modules: Mapping[str, nn.
     """Writes the components with the adapters added to their weights; returns whether they are averages."""
     assert settings.lora is not None
     adapters, is_average = _adapters_in(checkpoint, modules, settings)
+    # The components get them by the way that a user's pipeline takes, from a file.
     save_adapters(adapters, destination, modules, settings.lora)
     for component in modules:
         folder = destination / component
@@ -348,7 +352,7 @@ def _write_merged(checkpoint: Path, destination: Path, modules: Mapping[str, nn.
 
 def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
     """Copies the components that were not trained, links resolved; the scheduler is written again."""
-    for name, entry in tuple(index.items()):
+    for name, entry in tuple(index.items()):  # entries change below
         if not _is_used(entry) or name in settings.trained or name == _SCHEDULER:
             continue
         source = settings.source_model / name
@@ -359,6 +363,7 @@ def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
         if not source.is_dir():
             raise ModelError(f"{settings.source_model / _INDEX} names the component {name}, but {source} is missing")
         stored = stored_weights(source, settings.variant)
+        # All but weights, of which one form is enough.
         shutil.copytree(source, destination / name, ignore=shutil.ignore_patterns(*_WEIGHTS) if stored else None)
         if stored:
             _copy_weights(stored, destination / name, is_diffusers=entry[0] == "diffusers")
@@ -388,10 +393,11 @@ def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: 
     """Writes one trained component's configuration and weights; returns whether averages were among them."""
     untrained = {name for name in module.state_dict() if f"{folder.name}.{name}" in settings.untrained}
     kept = _kept(module, settings.source_model / folder.name, untrained, settings.variant)
+    # Values that were put in by the recipe come before the folder's.
     kept |= {name: settings.fixed.get(f"{folder.name}.{name}", kept[name]) for name in untrained}
     names = [name for name in module.state_dict() if name not in kept]
     tensors, is_average = _trained_tensors(checkpoint, names, folder.name, prefix, use_ema=settings.use_ema)
-    dtype = next(iter(tensors.values())).dtype
+    dtype = next(iter(tensors.values())).dtype  # a component is saved in one type
     kept |= {name: kept[name].to(dtype) for name in untrained}
     _fill(module, kept | tensors, checkpoint)
     library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
@@ -434,7 +440,7 @@ def _rename_as_source(folder: Path, module: nn.Module, settings: Export) -> None
     names = names_in(module, source) if source is not None else {}
     written = stored_weights(folder)
     assert written is not None, "save_pretrained has written weights"
-    for file in written.files if names else ():
+    for file in written.files if names else ():  # nothing to rename where the source has none, or the same names
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata()
             renamed = {names.get(name, name): content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no dict)
@@ -491,6 +497,7 @@ def _kept(module: nn.Module, source: Path, untrained: Collection[str], variant: 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
     """Puts the weights into a module on the meta device."""
     try:
+        # The module is on the meta device, so its parameters are replaced.
         module.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:
         raise CheckpointError(f"{checkpoint} does not fit the source model: {error}") from error

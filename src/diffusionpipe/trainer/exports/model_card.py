@@ -179,6 +179,7 @@ def public_recipe(recipe: Recipe) -> str:
 def _public(key: str, value: object) -> object:
     """The value without paths, also inside of lists and tables."""
     match value:
+        # A prompt may hold a slash, but not begin as a path does.
         case str() if key in _FREE_TEXT and not re.match(r"[/\\~]|[A-Za-z]:[/\\]", value):
             return value
         case str():

@@ -72,6 +72,7 @@ def write_narrow_export(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         own = {path.name for path in (*source.files, *([source.index] if source.index is not None else []))}
+        # Without the wide weights.
         shutil.copytree(folder, temporary, ignore=lambda at, _names: own if Path(at) == folder / name else set())
         tensors, sizes = _narrow(graph, name, source, width, ranges, on_tensor)
         save_file(tensors, temporary / name / _FILE, metadata={"format": "pt"})

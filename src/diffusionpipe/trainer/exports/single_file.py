@@ -97,6 +97,7 @@ def _filled(
     Raises:
         ModelError: a tensor that the file has no place for is not the one that readers take for it.
     """
+    # A tensor of the file has the type of a tensor that goes into it.
     dtype_of = {origin.name: stored[key].dtype for key, origin in origins.items()}
     whole = {key: torch.empty(shape, dtype=dtype_of[key]) for key, shape in shapes.items()}
     rows = dict.fromkeys(shapes, 0)

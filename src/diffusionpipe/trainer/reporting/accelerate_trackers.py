@@ -67,6 +67,7 @@ class AccelerateTracker:
             match self._name:
                 case TrackerName.WANDB | TrackerName.SWANLAB | TrackerName.TRACKIO:
                     picture = _captioned(self._name, one)
+                    # Trackio takes one picture, the others a list.
                     several = picture if self._name is TrackerName.TRACKIO else [picture]
                     self._tracker.log({tag: several}, step=step)
                 case TrackerName.AIM:

@@ -110,7 +110,7 @@ def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
         try:
             opened[name], identity = _open(name, opening)
         except Exception as error:
-            Trackers(opened).close()
+            Trackers(opened).close()  # the ones that have started end their runs
             raise ConfigError(
                 f"run.trackers: {name} did not start: {type(error).__name__}: {error}\n"
                 f"set up {name} (login, server, its own environment variables), or remove it from run.trackers"
