@@ -98,9 +98,11 @@ def counts_of(data: DataSection, samples: Iterable[tuple[int, tuple[str, ...]]],
         if new_texts(rules):
             continue
         for text in texts_of(captions, rules):
+            # One text for each combination.
             count = prod(found.count("|") + 1 for found in _CHOICE.findall(text)) if rules.alternatives else 1
             variants[source, text] = count
             drawn += count
+    # Then the empty text is kept too.
     drops = data.caption_dropout > 0 or any(share for one in treatments for _, share in one.captions.encoder_dropout)
     kept = sum(not new_texts(treatments[source].captions) for source, _ in own)
     return Counts(

@@ -34,6 +34,7 @@ def recorded_recipe(path: Path) -> Recipe:
     """
     table = table_of_file(path)
     for section, values in _BEFORE.items():
+        # A recipe of several models has no [model].
         if isinstance(own := table.get(section, {} if section != "model" else None), dict):
             table[section] = {**values, **own}
     return recipe_from_table(table, source=path)

@@ -124,6 +124,7 @@ def default_of(key: str) -> JsonValue:
         KeyError: there is no such section.
     """
     section, name = _section_of(key)
+    # Without validation: required keys have no value here.
     defaults: JsonValue = _CLASSES[section].model_construct().model_dump(mode="json", include={name}).get(name)
     return defaults
 
@@ -135,7 +136,7 @@ def with_values(recipe: Recipe, values: Mapping[str, JsonValue]) -> Recipe:
         RecipeError: they do not fit together.
     """
     tables = recipe.model_dump(mode="json")
-    del tables["model" if recipe.models else "models"]
+    del tables["model" if recipe.models else "models"]  # a recipe states one of them
     for key, value in values.items():
         *path, last = key.split(".")
         table = tables

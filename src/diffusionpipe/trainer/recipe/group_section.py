@@ -114,6 +114,7 @@ def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) 
         yield f"{key}.optimizer_arguments.{argument}: it holds for all parameters; set it in [optimizer.arguments]"
     if own.optimizer_arguments and not general:
         try:
+            # Without parameters: only the arguments are checked.
             build_optimizer(optimizer.name, {}, optimizer.learning_rate, optimizer.arguments)
         except RecipeError as error:
             yield f"{key}.optimizer_arguments: {error}"

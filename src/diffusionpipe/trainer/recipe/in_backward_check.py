@@ -40,6 +40,7 @@ def updates_in_backward_suit(
         (pipeline.is_searched and pipeline.data_parallel != 1, ONE_COPY),
         (pipeline.sizes.data_parallel > 1 or max(pipeline.replicas, default=1) > 1, ONE_COPY),
     )
+    # Two conditions may have one reason.
     yield from dict.fromkeys(f"optimizer.in_backward: {why}" for is_asked, why in asked if is_asked)
     classes = [optimizer.name, *([optimizer.rest.name] if optimizer.rest is not None else [])]
     if not any("." in name for name in classes):

@@ -46,7 +46,7 @@ def without_models(table: Table) -> tuple[Table, Table, list[tuple[str, str]]]:
         return {**rest, "model": rest.get("model", {"path": ""})}, {}, problems
     if len(models) > 1:
         paths = ", ".join(str(section.get("path", "")) for section in models.values())
-        return {**rest, "model": {"path": paths}}, models, []
+        return {**rest, "model": {"path": paths}}, models, []  # the schema wants a [model], and messages name its path
     (alone,) = models.values()
     result: dict[str, Any] = {**rest, "model": {key: v for key, v in alone.items() if key not in ELSEWHERE}}
     for key, (section, general) in ELSEWHERE.items():

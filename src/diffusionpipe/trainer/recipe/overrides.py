@@ -45,7 +45,7 @@ def parse_value(text: str) -> object:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    return parsed["value"] if len(parsed) == 1 else text
+    return parsed["value"] if len(parsed) == 1 else text  # a text with line breaks may spell further keys
 
 
 def _set(table: Table, path: Sequence[str], value: object) -> str | None:

@@ -246,6 +246,7 @@ class PipelineSection(Section):
             return values
         stated = [values.get(key, "none") not in ("none", None) for key in ("fill", "plan")]
         fills = values["encoders"] == Encoders.FILL and values.get("plan") == AUTO
+        # `fill`, a plan file and versions without flushes have their own say.
         leaves_it = stated[0] or (stated[1] and not fills) or values.get("versions", "flushed") != "flushed"
         return values if leaves_it else {**values, "fill": True}
 

@@ -29,7 +29,7 @@ def with_plan_keys(table: Table) -> tuple[Table, list[tuple[str, str]]]:
     filled, problems = dict(table), list[tuple[str, str]]()
     for section, name, value in _values(stated):
         own = filled.get(section, {})
-        if not isinstance(own, dict) or (section == "model" and "models" in table):
+        if not isinstance(own, dict) or (section == "model" and "models" in table):  # several models have no [model]
             continue
         present = own.get(name)
         if present in _OPEN:
@@ -46,5 +46,5 @@ def _values(stated: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
     for text in stated:
         key, _, value = text.partition("=")
         section, _, name = key.partition(".")
-        if not text.startswith("--") and name:
+        if not text.startswith("--") and name:  # options of the command that planned are not keys
             yield section, name, int(value) if value.isdecimal() else value

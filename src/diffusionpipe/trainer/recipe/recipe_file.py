@@ -90,6 +90,7 @@ def recipe_from_table(
         RecipeError: keys or values are wrong; the message lists every problem.
     """
     overridden = override(table, overrides)
+    # The plan's keys come after the command line's, which may name the plan.
     followed, differing = with_plan_keys(overridden.table) if follows_plan else (overridden.table, [])
     full, models, wrong = without_models(_searched(_with_run_folder(followed, Path(source))))
     sections, problems = _validate(full)
@@ -98,10 +99,12 @@ def recipe_from_table(
     if models:
         problems.extend((line.partition(":")[0], line) for line in refused_with_models(members, sections))
     problems.extend((name, f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
+    # A recipe that says nothing of the layout is searched, where it can be.
     if not full.get("pipeline") and all(name in sections for name in ("pipeline", "objective")):
         searched = PipelineSection(plan=AUTO)
         if not why_not_searched({**sections, "pipeline": searched, "models": members}):
             sections["pipeline"] = searched
+    # After faults in [models], checks that read them would only repeat these.
     right = sections if wrong or problems_of_members else {**sections, "models": members}
     problems.extend((line.partition(":")[0], line) for line in problems_between(right, checks))
     lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]
@@ -199,6 +202,7 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
     key = _dotted(path)
     match details["type"]:
         case "value_error":
+            # A problem of the whole section begins with ": ".
             lines = [f"{key}.{line}".replace(".: ", ": ") for line in str(details["ctx"]["error"]).splitlines()]
             return [(line.partition(":")[0], line) for line in lines]
         case "extra_forbidden":
@@ -266,7 +270,7 @@ def _unknown(path: KeyPath) -> str:
     """The message about a section or key that does not exist: the nearest one that does."""
     *parents, last = map(str, path)
     keys = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
-    moved = [key for key in keys if key.endswith(f".{last}")]
+    moved = [key for key in keys if key.endswith(f".{last}")]  # keys of this name in other sections
     if not parents and (hint := answer((), last)):
         return hint
     if not parents:
@@ -287,7 +291,7 @@ def _unknown(path: KeyPath) -> str:
 
 def _origin(key: str, overridden: frozenset[str]) -> str:
     """Says so where an override set the key, the section around it, or a part of it."""
-    inner = key.partition("[")[0] + "."
+    inner = key.partition("[")[0] + "."  # without the place of an item in a list
     is_overridden = any(inner.startswith(f"{other}.") or f"{other}.".startswith(inner) for other in overridden)
     return " (set on the command line)" if is_overridden else ""
 

@@ -273,6 +273,7 @@ class DataSection(Section):
         if not isinstance(stated, list | tuple):
             return values
         try:
+            # The sizes go into their own key; `resolution` keeps the longest side.
             longest = max(side for size in stated_sizes(stated) for side in (size.width, size.height))
             return {**values, "resolution": longest, "sizes": list(stated)}
         except ValueError:
@@ -394,7 +395,7 @@ def _sizes_of_sources(sources: object) -> list[object] | None:
     if not all(isinstance(one, Mapping) for one in tables):
         return None
     own = [one.get("resolution") for one in tables]
-    if not own or not all(own) or "none" in own:
+    if not own or not all(own) or "none" in own:  # a source without sizes of its own needs `resolution`
         return None
     return list(dict.fromkeys(size for one in own for size in (one if isinstance(one, list | tuple) else [one])))
 
@@ -455,6 +456,7 @@ class Recipe(Section):
         if not self.models:
             return self
         own = self.models[name]
+        # Keys that both sections have; `own_values` puts the others into the sections for all.
         model = {key: getattr(own, key) for key in MemberSection.model_fields if key in ModelSection.model_fields}
         return self.model_copy(update={"models": {}, "model": ModelSection(**model), **own_values(own, self._sections)})
 
@@ -523,6 +525,7 @@ def _batch_can_be_cut(
         return
     microbatches, copies = pipeline.sizes.microbatches, pipeline.sizes.data_parallel
     if pipeline.is_searched:
+        # Open sizes are left to the search.
         microbatches, copies = pipeline.microbatches or 1, pipeline.data_parallel or 1
     parts = microbatches * copies
     if training.batch % parts:
@@ -685,6 +688,7 @@ def _schedule_can_be_had(
     # Imported only here: torch takes seconds, and a recipe's schema must not need it.
     from diffusionpipe.trainer.optim.named_rates import problem_of_schedule
 
+    # Epochs give the steps later; here any number after the warm-up will do.
     steps = learning_rate.warmup_steps + 1 if training.steps is None else training.steps
     problem = problem_of_schedule(
         schedule.value, learning_rate.arguments, warmup_steps=learning_rate.warmup_steps, total_steps=steps
@@ -775,6 +779,7 @@ def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: Trainin
     stated = model.frozen_dtype
     forms = stated.values() if isinstance(stated, dict) else (stated,)
     known = components_of_folder(model.path) if isinstance(stated, dict) else ()
+    # A hub id or a model in one file has no folder to look into yet.
     for name in stated if isinstance(stated, dict) and known else ():
         if name not in known:
             yield f"model.frozen_dtype: the model has no component {name}; it has {', '.join(known)}"
