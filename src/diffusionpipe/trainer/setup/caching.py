@@ -161,7 +161,7 @@ def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
         check_folder(folder)
     except OSError as error:
         return f"nothing can be written in {folder}: {reason_of(error)}; set pipeline.cache to another folder"
-    # A resumed run, or another one in the same folder, has written a part before.
+    # Files that are there already are taken off, also results of other settings.
     missing, free = found.size - num_bytes(folder), shutil.disk_usage(existing(folder)).free
     if missing <= free:
         return None

@@ -59,6 +59,7 @@ class TrainedBackbone:
     def result(self, step: int, sums: Tensor, batch: int, factor: float = 1.0) -> BackboneResult:
         """The loss, norm and rates of step `step` from the `sums` over all ranks; `factor` multiplies the rates."""
         rates = {name: rate * factor for name, rate in self.rates_at(step).items()}
+        # Parts of a group ("|rest", "|*.bias") are shown only where their rate differs from the group's.
         own = {name for name in rates if self.rates[name] != self.rates.get(name.partition("|")[0])}
         components = {name for name in rates if "|" not in name and name != self.backbone.name}
         return BackboneResult(

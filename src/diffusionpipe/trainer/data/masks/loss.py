@@ -1,7 +1,7 @@
 """Masks of the loss: grey pictures, white where a picture counts and black where it does not.
 
 A mask has the size of its picture. It is resized, cropped and mirrored as its picture is, and then reduced to the size
-of the latents: each latent has the mean of its pixels. Masks of holes (`masks`) are another thing: inputs of the model.
+of the latents: each latent has the mean of its pixels. Masks of holes (`holes`) are another thing: inputs of the model.
 """
 
 from collections.abc import Sequence
