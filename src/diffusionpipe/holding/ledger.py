@@ -69,7 +69,7 @@ class Ledger:
         own = [self.trained[name] for name in self.trained.keys() & names]
         return Held(parameters=sum(one.parameters for one in own), gradients=sum(one.gradients for one in own))
 
-    @property
+    @cached_property
     def base(self) -> Held:
         """The bytes that a rank with any trained parameter holds once, beside the parameters and their states."""
         return Held(optimizer=self.workload.once, backup=self.workload.update)

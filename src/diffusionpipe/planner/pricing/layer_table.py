@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import prod
 from operator import add
@@ -191,20 +191,23 @@ class LayerTable:
         """The ledger of the model's parameters under the workload."""
         return Ledger(graph=self.profile.graph, workload=self.workload)
 
-    def held(self, first: int, stop: int) -> Held:
-        """Bytes by item of the trained parameters of layers `first`, ..., `stop` - 1, and of all that lies beside them.
-
-        Where copies hold states in parts: an equal part of the states.
-        """
-        held = self._held[stop].minus(self._held[first]) if first else self._held[stop]
-        return held if self.owners == 1 else held.in_parts(self.owners)
-
     @cached_property
-    def _held(self) -> tuple[Held, ...]:
-        trained = self.ledger.trained
+    def held(self) -> Callable[[int, int], Held]:
+        """A function (first, stop) -> bytes by item of the trained parameters of layers `first`, ..., `stop` - 1.
+
+        All that lies beside them counts. Where copies hold states in parts: an equal part of the states. Each range is
+        added up once.
+        """
+        trained, owners = self.ledger.trained, self.owners
         columns = zip(*trained.values(), strict=True) if trained else [()] * len(Held())
         sums = [self._running_sizes(dict(zip(trained, column, strict=True))) for column in columns]
-        return tuple(map(Held._make, zip(*sums, strict=True)))
+        running = tuple(map(Held._make, zip(*sums, strict=True)))
+
+        def held(first: int, stop: int) -> Held:
+            found = running[stop].minus(running[first])
+            return found if owners == 1 else found.in_parts(owners)
+
+        return lru_cache(maxsize=None)(held)
 
     @cached_property
     def frozen_bytes(self) -> tuple[Bytes, ...]:
