@@ -165,6 +165,7 @@ def fold(window: Schedule, unrolled: Schedule, batches: int) -> Schedule:
     `window` is the window from which it was unrolled, into `batches` batches. That all its windows are equal is not
     checked here: the checker unrolls the result.
     """
+    # Start-up and drain do not reach the window of the middle batch.
     numbers, middle = _numbers_of(window), batches // 2
     plain = [_plain(numbers, message) for message in unrolled.messages]
     messages = [message for batch, message in plain if batch == middle]
@@ -214,7 +215,7 @@ def _window_of(order: tuple[Action, ...], number: int, batches: int) -> tuple[Ac
     # From the last STEP of the batch before to the last STEP of this one.
     start, stop = (_next_compute(order, steps[blocks * (number + i) - 1]) for i in (0, 1))
     window = order[start:stop]
-    return tuple(sorted(window, key=lambda action: action.op is Op.STEP))
+    return tuple(sorted(window, key=lambda action: action.op is Op.STEP))  # stable: the rest keeps its order
 
 
 def _next_compute(order: tuple[Action, ...], place: int) -> int:

@@ -94,19 +94,21 @@ def gantt(
     assert timelines, "a chart needs a timeline"
     panels = [entry if isinstance(entry, Panel) else panel_of(*entry) for entry in timelines]
     shown = tuple(panel.timeline for panel in panels)
+    # The rows share 12 inches, within limits.
     row = min(0.62, max(0.22, 12.0 / sum(len(panel.rows) for panel in panels)))  # inches
     heights = [len(panel.rows) * row for panel in panels]
     height = _HEAD + sum(heights) + _GAP * (len(heights) - 1) + _FOOT
+    # A letter of a label is about 0.085 inches wide.
     left = max(_LEFT, 0.2 + 0.085 * max(len(label) for panel in panels for _, label in panel.rows))
     figure = new_figure(_WIDTH, height)
     names = palette.components(shown, schedule)
-    end = max(timeline.step for timeline in shown) * axis.per_second or 1.0
+    end = max(timeline.step for timeline in shown) * axis.per_second or 1.0  # an empty timeline needs an axis too
     style = _Style(names=names, axis=axis, row=row, end=end, width=_WIDTH - left - _RIGHT)
     above = _HEAD
     for index, (panel, own) in enumerate(zip(panels, heights, strict=True)):
         bottom = height - above - own
         box = (left / _WIDTH, bottom / height, style.width / _WIDTH, own / height)
-        axes = figure.add_axes(box, xlim=(0, end), ylim=(len(panel.rows), 0))
+        axes = figure.add_axes(box, xlim=(0, end), ylim=(len(panel.rows), 0))  # row 0 at the top
         _draw_panel(axes, panel, replace(style, places=hues_of_stages(panel.timeline.spans, schedule)))
         if index == len(panels) - 1:
             axes.set_xlabel(f"time ({axis.name})" if axis.name == "ms" else axis.name, fontsize=11)
@@ -117,6 +119,7 @@ def gantt(
     notes = ["numbers: micro-batches"] if _number_size(row) else []
     if is_ahead and components:
         ahead = f"of the next batch: {', '.join(components)}"
+        # The title and the note are in one line; their letters are about 0.13 and 0.085 inches wide.
         is_long = 0.13 * len(title) + 0.085 * (len(ahead) + len(notes) * 24) > _WIDTH - _LEFT - _RIGHT
         notes.append("frozen layers of the next batch" if is_long else ahead)
     figure.text(
@@ -160,7 +163,7 @@ def _draw_panel(axes: Axes, panel: Panel, style: _Style) -> None:
     timeline = panel.timeline
     heading = (panel.name, _duration(timeline, style.axis), f"bubble {timeline.bubble:.1%}")
     axes.set_title(" · ".join(part for part in heading if part), fontsize=12, loc="left", pad=6)
-    axes.set_yticks([row + 0.37 for row in range(len(panel.rows))])
+    axes.set_yticks([row + 0.37 for row in range(len(panel.rows))])  # the middle of the lane of computation
     axes.set_yticklabels([label for _, label in panel.rows], fontsize=min(11, 30 * style.row))
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=10)

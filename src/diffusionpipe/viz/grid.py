@@ -54,7 +54,7 @@ def _sheets(images: Sequence[tuple[str, np.ndarray | Image]], columns: int, coun
 
     clips = [_frames(image) for _, image in images]
     pictures = [_enlarged(clip[0]) for clip in clips]
-    width = max(max(picture.width for picture in pictures), 96)
+    width = max(max(picture.width for picture in pictures), 96)  # captions need some width
     height = max(picture.height for picture in pictures)
     font = _font()
     captions = [_wrapped(caption, font, width) for caption, _ in images]
@@ -106,6 +106,7 @@ def _wrapped(caption: str, font: FreeTypeFont, width: int) -> list[str]:
         caption = f"{caption[: _MAX_LINES * width]}…"
     for word in caption.split():
         longer = f"{lines[-1]} {word}".strip()
+        # A word too long for a line of its own gets one all the same, and is shortened below.
         if font.getlength(longer) <= width or not lines[-1]:
             lines[-1] = longer
         else:

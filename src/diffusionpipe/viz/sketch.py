@@ -77,6 +77,7 @@ def draw_sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS)
     columns = max(width, 24) - margin - 3
     grid = _grid(timeline.spans, columns)
     num_bands = max(1, ceil(grid.num_cells / grid.per_band))
+    # A band has a line for each worker, and a heading.
     allowed = min(_MOST_BANDS, max(_FEWEST_BANDS, _LINES // (timeline.num_workers + 1)))
     is_excerpt = num_bands > allowed
     canvas = _Canvas(grid, timeline.num_workers)
@@ -176,7 +177,7 @@ def _grids(bars: list[_Bar], places: Mapping[int, tuple[int, int]], columns: int
                 unit=unit,
                 num_cells=num_cells,
                 cell=cell,
-                per_band=ceil(num_cells / num_bands),
+                per_band=ceil(num_cells / num_bands),  # bands of equal length
             )
     joined = _joined(bars, end / columns)
     for form in _forms(joined, places):

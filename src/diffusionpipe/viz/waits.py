@@ -122,6 +122,7 @@ def _times(
         if span.start > reached:
             senders = [sent[slot] for slot in awaited.get(span.action, ()) if slot in sent]
             waits += _explained(rank, (reached, span.start), str(span.action), senders)
+        # A time in which two of them run counts once.
         computing[_name_of_work(span.action, components)] += max(0.0, span.end - max(reached, span.start))
         reached = max(reached, span.end)
     for phase in sorted(rank.update, key=lambda one: one.start):

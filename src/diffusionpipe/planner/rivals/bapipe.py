@@ -71,7 +71,7 @@ def _moves(starts: Starts, borders: Sequence[int], lacks: Sequence[Bytes]) -> li
     stage = max(range(len(lacks)), key=lambda one: lacks[one])
     first, stop = (*starts, borders[-1])[stage : stage + 2]
     place, end = borders.index(first), borders.index(stop)
-    if end - place < 2:
+    if end - place < 2:  # a stage keeps one layer, or the layers that stay together
         return []
     moves = []
     if stage:

@@ -171,6 +171,8 @@ def inputs_of(num_stages: int) -> tuple[int, ...]:
     """The letter that each letter waits for, by letter, or NOTHING: its k-th action ends before the own k-th starts."""
     found = []
     for stage in range(num_stages):
+        # F waits for the stage before, I for the stage after. The own F and I come earlier in the order of the same
+        # worker.
         found += [3 * stage - 3 if stage else NOTHING, 3 * stage + 4 if stage < num_stages - 1 else NOTHING, NOTHING]
     return tuple(found)
 
@@ -202,7 +204,7 @@ def network_of(work: SplitWork) -> Network:
             hop = lag if work.workers[stage - 1] != work.workers[stage] else 0
             join(forward - 3, forward, hop)
             join(input_grad, input_grad - 3, hop)
-    join(3 * last, 3 * last + 1)
+    join(3 * last, 3 * last + 1)  # the last stage's I follows its own F
     changes = [changes_of(SPLIT, c.activation, c.kept_after_input_grad)[op] for c in work.costs for op in OPS]
     return Network(
         num_microbatches=m,

@@ -81,6 +81,7 @@ def paired(near: int, far: int, *, distance: int, depth: int, count: int) -> Ite
         count: micro-batches of each of the two, at least 2 x depth.
     """
     inner = depth - 1 - distance
+    # The warm-up has 2 inner + distance + 1 forwards of near; the steady part has the others.
     steady = count - 2 * depth + distance + 1
     order = [(near, Op.F)] * (2 * inner)
     order += [(near, Op.F), (far, Op.F)] * (distance + 1)
