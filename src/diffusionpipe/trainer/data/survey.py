@@ -179,7 +179,7 @@ def _counts(train: Folder, held_out: Folder | None, use: SampleUse) -> Iterator[
         text += " pixels"
     yield Line(name=noun, text=text)
     for place, part in enumerate(parts):
-        if not part.name:
+        if not part.name:  # the only folder, which the first line names
             continue
         own = f"{part.count:,} in {part.folder}" + (f", each {part.repeats:,} times" if part.repeats > 1 else "")
         own += f": {_percent(part.count * part.repeats / number)} of an epoch"

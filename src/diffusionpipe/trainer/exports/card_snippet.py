@@ -132,6 +132,7 @@ def snippet(
         rate = example.frame_rate or PLAYED
         lines += [f"frames = pipeline(\n{arguments}).frames[0]", f'export_to_gif(frames, "clip.gif", fps={rate:g})']
     else:
+        # A pipeline of clips draws a picture as a clip of one frame.
         result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
         lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
     return "\n".join(["```python", *imports, "", *lines, "```\n"])
@@ -139,7 +140,7 @@ def snippet(
 
 def _reading(captions: CaptionReading) -> str | None:
     """How captions are read, where diffusers' pipeline does not read prompts so by itself."""
-    skipped = (captions.clip_skip or 1) - 1
+    skipped = (captions.clip_skip or 1) - 1  # 1 names the last layer
     parts = [f"in {captions.chunks} chunks"] if captions.chunks > 1 else []
     parts += [f"without the last {'layer' if skipped == 1 else f'{skipped} layers'} of CLIP"] if skipped else []
     return " and ".join(parts) or None
@@ -156,6 +157,7 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     elif pipeline in FILLING.values():
         found.append(f'image=load_image("{PICTURE}")')
         found += [f'mask_image=load_image("{MASK}")  # white in the hole'] if pipeline != _FROM_FRAMES else []
+        # Below 1, as it is by default for SDXL, drawing starts from traces of the picture.
         found += ["strength=1.0"] if "Inpaint" in pipeline else []
         if example.resolution is not None:
             found += [f"height={example.height or example.resolution}", f"width={example.resolution}"]
@@ -166,6 +168,7 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
         found += [f"num_frames={example.frames or 1}", 'output_type="pil"']
     if pipeline == _WITH_RATE and example.frames is not None and example.frame_rate is not None:
         found.append(f"frame_rate={example.frame_rate:g}")
+    # In these `guidance_scale` is a number that the model reads, and guidance by a second prediction has another name.
     if pipeline not in (
         "FluxPipeline",
         "FluxFillPipeline",

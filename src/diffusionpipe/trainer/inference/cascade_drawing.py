@@ -90,6 +90,7 @@ def _drawn_at(
         if index < len(session.members) - 1:
             backbone = next(one for one in session.model.backbones if one.name == member.name)
             small = brought(latents, (len(wish), *session.model.tensor(backbone.noisy).shape), session.job)
+    # A model whose pictures found no memory has an empty list.
     return tuple(drawn) if session.is_first and all(drawn) else None
 
 

@@ -95,6 +95,7 @@ def raw_conditions(
         if any(wish.negatives) and not settings.is_guided:
             key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
             raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
+        # Some models read a missing text in another way than an empty one.
         negatives = [Negative(text) for text in wish.negatives] or [Absent()] * len(wish.prompts)
         texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
         found = _text_conditions(graph, folder, texts, settings.embedded_guidance)

@@ -88,9 +88,10 @@ def decode_exactly(folder: Path, latents: Tensor, variant: str | None = None) ->
     """
     if "vae" not in family_of(folder).components:
         pictures = (latents.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu()
-        return pictures.expand(-1, -1, -1, 3)
+        return pictures.expand(-1, -1, -1, 3)  # grey pictures have one channel
     vae = open_vae(folder, latents.device, variant)
     shift = getattr(vae.config, "shift_factor", None) or 0.0
+    # The latents are (encoded - shift) * scaling factor.
     pictures = decoded(vae, latents.float() / vae.config.scaling_factor + shift)  # (N, 3, H, W)
     return (pictures / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
 

@@ -339,10 +339,12 @@ def _store(graph: LayerGraph, recipe: Recipe) -> None:
         return
     for name in stated if isinstance(stated, dict) else ():
         if name not in graph.components:
+            # Without the objective and its like, which have no parameters.
             known = ", ".join(key for key, one in graph.components.items() if any(True for _ in one.parameters()))
             raise RecipeError(f"model.frozen_dtype: the model has no component {name}; it has {known}")
     store(graph, partial(form_of, recipe), multiplies_integers=recipe.model.frozen_arithmetic is FrozenArithmetic.INT8)
     wanted = [name for name in graph.components if form_of(recipe, name) is not None]
+    # A component that is named must have a layer to store; of one form for all, some component.
     if isinstance(stated, dict):
         empty = [name for name in wanted if not stored_layers(graph.components[name])]
     else:
@@ -390,6 +392,7 @@ def gradient_dtype_of(recipe: Recipe) -> torch.dtype:
     stated, pipeline = recipe.training.gradients, recipe.pipeline
     if stated is not Summed.AUTO:
         return torch.bfloat16 if stated is Summed.BFLOAT16 else torch.float32
+    # A plan decides the micro-batches and the pipelines later.
     is_one = pipeline.plan is None and pipeline.microbatches == 1 and not pipeline.replicas and not recipe.models
     return torch.bfloat16 if is_one and pipeline.sizes.data_parallel == 1 else torch.float32
 

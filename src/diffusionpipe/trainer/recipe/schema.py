@@ -733,6 +733,7 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
 def _adapters_are_exported(*, checkpoint: CheckpointSection, lora: LoraSection) -> Iterator[str]:
     if checkpoint.adapters and lora.rank is None:
         yield "checkpoint.adapters: it has no effect without adapters; set lora.rank, e.g. 16, or remove it"
+    # Exports of checkpoints are adapters, which these keys shape, also where the last export is merged.
     if lora.merge and not checkpoint.adapters:
         defaults = LoraSection(rank=None)
         for key in ("formats", "dora_as_difference", "save_dtype", "trigger"):

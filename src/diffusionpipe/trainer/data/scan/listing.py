@@ -131,7 +131,7 @@ def _walk(folder: Path, apart: _Identity | None, overlooked: Counter[str]) -> It
     """
     around: dict[str, frozenset[_Identity | None]] = {os.fspath(folder): frozenset({_identity(folder)})}
     for directory, inner, files in os.walk(folder, followlinks=True):
-        above = around.pop(directory)
+        above = around.pop(directory)  # `os.walk` comes to each folder once
         entered = {name: _identity(Path(directory, name)) for name in _looked_at(inner, overlooked)}
         # In place: `os.walk` enters these alone.
         inner[:] = [name for name, identity in entered.items() if identity is not None and identity not in above]

@@ -56,6 +56,7 @@ def repeats_of(found: Sequence[FoundSource]) -> dict[str, int]:
     fitted = [one.name for one in found if one.regularisation and one.repeats is None]
     repeats = {one.name: one.repeats or 1 for one in found}
     others = sum(counts[one.name] * repeats[one.name] for one in found if not one.regularisation)
+    # Where none is fitted, the number is not used; a large set has each sample once all the same.
     number = max(1, round(others / max(1, sum(counts[name] for name in fitted))))
     return {name: number if name in fitted else own for name, own in repeats.items()}
 
@@ -92,6 +93,7 @@ def joined(found: Sequence[FoundSource]) -> tuple[Dataset, Findings]:
             sizes += [size] * repeats[one.name]
         files |= {f"{one.name}/{name}": digest for name, digest in one.findings.files.items()}
         overlooked += [f"{one.dataset.folder}: {text}" for text in one.findings.overlooked]
+        # Null bytes between, so that no other names and contents give the same text.
         contents.update(f"{one.name}\0{one.dataset.contents}\0".encode())
     rates = [one.dataset.rate for one in found if one.dataset.rate is not None]
     dataset = Dataset(
