@@ -65,12 +65,13 @@ def materialize_unet(model: Path) -> None:
 
 def load_checkpoint(run: Path) -> None:
     """The latest checkpoint of the originals' run, as a resumed run reads it."""
+    from diffusionpipe.trainer.course.kept_facts import kept_facts
     from diffusionpipe.trainer.course.run_identity import check_resumed
     from diffusionpipe.trainer.step.spikes import kept_values
 
     path = resolve(run, "latest")
     state = load(path, {"model.a": torch.zeros(50), "ema.b": torch.zeros(3, 4)})
-    check_resumed(state, {"seed": 0}, 10, str(path))
+    check_resumed(kept_facts(state, path), {"prediction": "epsilon"}, 10)
     kept_values(state)
 
 

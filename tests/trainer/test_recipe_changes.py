@@ -8,7 +8,8 @@ import pytest
 from kit.tiny_runs import recipe_of
 
 from diffusionpipe.errors import CheckpointError, RecipeError
-from diffusionpipe.trainer.course.recipe_changes import Settled, settle, shown, state_of
+from diffusionpipe.trainer.course.kept_facts import facts_to_keep, kept_facts
+from diffusionpipe.trainer.course.recipe_changes import Settled, settle, shown
 from diffusionpipe.trainer.recipe import Effect, effect_of, load_recipe, recipe_to_toml, values_of
 from diffusionpipe.workflows.training.stated_values import stated_values
 
@@ -21,11 +22,15 @@ def recipe(**sections):
 
 def kept(settled, step=49):
     """What a checkpoint keeps, after a journey through JSON."""
-    return json.loads(json.dumps({"step": step, **state_of(settled)}))
+    return json.loads(json.dumps({"step": step, **facts_to_keep({}, values_of(settled.recipe), settled.stated)}))
 
 
 def changed(before, after, stated=None):
-    return settle(after, stated or {}, kept(Settled(recipe=before)), SOURCE)
+    return settled_by(after, kept(Settled(recipe=before)), stated)
+
+
+def settled_by(after, state, stated=None, source=SOURCE):
+    return settle(after, stated or {}, kept_facts(state, source))
 
 
 def refusal(before, after):
@@ -108,9 +113,9 @@ def test_the_same_folder_by_another_path_is_the_same_model(tmp_path, monkeypatch
 
 def test_a_checkpoint_of_an_older_version_is_compared_with_the_recipe_in_the_runs_folder(tmp_path):
     source = tmp_path / "checkpoints" / "step-00000049"
-    assert settle(rate(2e-4), {}, {"step": 49}, source) == Settled(recipe=rate(2e-4))
+    assert settled_by(rate(2e-4), {"step": 49}, source=source) == Settled(recipe=rate(2e-4))
     (tmp_path / "recipe.toml").write_text(recipe_to_toml(rate(1e-4)))
-    found = settle(rate(2e-4), {}, {"step": 49}, source)
+    found = settled_by(rate(2e-4), {"step": 49}, source=source)
     assert found.notes == ("changed since step 49: optimizer.learning_rate 1e-4 -> 2e-4",)
 
 
@@ -118,23 +123,26 @@ def test_keys_of_other_versions_are_left_out_and_younger_keys_have_their_default
     state = kept(Settled(recipe=recipe()))
     state["recipe"] |= {"training.gone": 1, "nowhere.key": 2}
     del state["recipe"]["data.flip"]
-    assert settle(recipe(), {}, state, SOURCE).notes == ()
+    assert settled_by(recipe(), state).notes == ()
     with pytest.raises(CheckpointError, match="flip was false and is true"):
-        settle(recipe(data={"flip": True}), {}, state, SOURCE)
+        settled_by(recipe(data={"flip": True}), state)
 
 
 def test_aspects_that_had_no_effect_may_leave_the_recipe():
     state = kept(Settled(recipe=recipe(data={"resolution": ["64x64", "32x32"]})))
     state["recipe"] |= {"data.aspects": [0.5, 2.0], "data.multiple": 16}
-    assert settle(recipe(data={"resolution": ["64x64", "32x32"]}), {}, state, SOURCE).notes == ()
-    with pytest.raises(CheckpointError, match=r"data\.aspects was \[0\.5, 2\.0\] and is none"):
-        settle(recipe(data={"resolution": [64, "32x32"]}), {}, state, SOURCE)
+    without_number = {key: value for key, value in state.items() if key not in ("format", "identity")}
+    assert settled_by(recipe(data={"resolution": ["64x64", "32x32"]}), without_number).notes == ()
+    state["recipe"] |= {"data.sizes": [64, "32x32"]}
+    for one in (state, {key: value for key, value in state.items() if key not in ("format", "identity")}):
+        with pytest.raises(CheckpointError, match=r"data\.aspects was \[0\.5, 2\.0\] and is none"):
+            settled_by(recipe(data={"resolution": [64, "32x32"]}), one)
 
 
 @pytest.mark.parametrize("wrong", [3, "x", [1]])
 def test_a_state_that_no_run_has_written_is_refused(wrong):
     with pytest.raises(CheckpointError, match=r"state\.json has the recipe .*it was not written by a run"):
-        settle(recipe(), {}, {"step": 1, "recipe": wrong}, SOURCE)
+        settled_by(recipe(), {"step": 1, "recipe": wrong})
 
 
 @pytest.mark.parametrize(
@@ -146,7 +154,7 @@ def test_a_rate_of_the_command_line_stays_until_it_or_the_file_is_changed(file_t
     stated = {"optimizer.learning_rate": file_then} if run_then != file_then else {}
     state = kept(Settled(recipe=rate(run_then), stated=stated))
     now = {} if given is None else {"optimizer.learning_rate": file_now}
-    found = settle(rate(file_now if given is None else given), now, state, SOURCE)
+    found = settled_by(rate(file_now if given is None else given), state, now)
     stays = given is None and file_now == file_then and run_then != file_then
     assert found.recipe.optimizer.learning_rate == (given or (run_then if stays else file_now))
     assert any("stays 2e-4, as the command line has set it before" in note for note in found.notes) == (
@@ -155,7 +163,7 @@ def test_a_rate_of_the_command_line_stays_until_it_or_the_file_is_changed(file_t
     assert any(note.startswith("changed since step 49") for note in found.notes) == (
         found.recipe.optimizer.learning_rate != run_then
     )
-    again = settle(rate(file_now), {}, kept(found), SOURCE)  # without the command line's value
+    again = settled_by(rate(file_now), kept(found))  # without the command line's value
     assert again.recipe == found.recipe
 
 

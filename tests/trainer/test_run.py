@@ -37,14 +37,13 @@ from diffusionpipe.runtime.job.process_group import joined
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.course import preparation, run
 from diffusionpipe.trainer.course.documents import write_documents
-from diffusionpipe.trainer.course.run_identity import objective_identity
 from diffusionpipe.trainer.data.batches import loader
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.inference.conditions import SampleRequest
 from diffusionpipe.trainer.inference.denoise import SamplingSettings
 from diffusionpipe.trainer.inference.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.model.members import objective_of
-from diffusionpipe.trainer.recipe import ObjectiveSection, load_recipe
+from diffusionpipe.trainer.recipe import load_recipe
 from diffusionpipe.trainer.reporting import trackers
 from diffusionpipe.trainer.reporting.metrics import read_metrics
 from diffusionpipe.workflows.planning.job_profiles import CachedProfiles
@@ -565,11 +564,6 @@ def test_what_would_be_another_run_does_not_continue_this_one(recipe, copied, pl
     with pytest.raises(CheckpointError, match=message):
         train_here(recipe(copied, **sections), "latest")
     assert read_metrics(copied) == before
-
-
-def test_a_run_of_before_a_key_of_the_objective_was_made_continues():
-    text = "snr_gamma none, time_sampling uniform, shift auto, variance auto, guidance auto"
-    assert objective_identity(ObjectiveSection()) == text
 
 
 def test_a_tracker_that_does_not_start_ends_the_run_before_anything_is_measured(recipe, place, monkeypatch):

@@ -12,23 +12,26 @@ from diffusionpipe.costs.cluster import Cluster
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE, BYTES_OF_STORED, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.profile import Profile
 from diffusionpipe.errors import FileFormatError
+from diffusionpipe.files.versions import Document
 from diffusionpipe.ir.files import MAX_PROBLEMS, Format, from_text, read_file, to_text, write_file
 
 
-def _backbones_of(profile: dict[str, object]) -> None:
+def _backbones_of(profile: Document) -> Document:
     """Version 1 had one backbone, whose loss and prediction were named in the graph."""
     graph = profile.get("graph")
     if isinstance(graph, dict):
         names = {new: graph.pop(old) for old, new in (("output", "loss"), ("prediction", "prediction")) if old in graph}
         graph.setdefault("backbones", [names])
+    return profile
 
 
-def _without_kept(_: dict[str, object]) -> None:
+def _without_kept(profile: Document) -> Document:
     """Version 2 did not say what a split backward keeps: such a profile is not `Profile.counts_kept`."""
+    return profile
 
 
-PROFILE = Format("diffusionpipe-profile", 3, Profile, (_backbones_of, _without_kept))
-CLUSTER = Format("diffusionpipe-cluster", 1, Cluster)
+PROFILE = Format("diffusionpipe-profile", Profile, (_backbones_of, _without_kept))
+CLUSTER = Format("diffusionpipe-cluster", Cluster)
 
 LEAST_TIME, MOST_TIME = 1e-12, 1e9
 """Seconds of a layer that does work: a thousandth of a nanosecond to 30 years. Sums and quotients of such times are

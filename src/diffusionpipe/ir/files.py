@@ -20,7 +20,6 @@ a schedule or a plan passes its schedules to `diffusionpipe.timing.legal.check` 
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
@@ -28,6 +27,7 @@ from typing import Generic, NoReturn, TypeVar
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.files.input_file import read_named
 from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.files.versions import Document, Step, upgraded
 from diffusionpipe.ir.alternatives import Alternatives
 from diffusionpipe.ir.codec import decode, encode, layout
 from diffusionpipe.ir.data_survey import Survey
@@ -39,44 +39,43 @@ T = TypeVar("T")
 MAX_PROBLEMS = 12
 
 
-Upgrade = Callable[[dict[str, object]], None]
-"""Changes the data of a version in place into those of the next."""
-
-
 @dataclass(frozen=True, slots=True)
 class Format(Generic[T]):
-    """The name, version and dataclass of a kind of file, with the functions that upgrade older versions.
+    """The name and dataclass of a kind of file, and the steps from each of its versions to the next.
 
     A field with a default may be added without a new version; anything else needs one.
     """
 
     name: str
-    version: int
     kind: type[T]
-    upgrades: tuple[Upgrade, ...] = ()
-    """Functions that upgrade data of the versions 1, 2, ... before this one."""
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version that is written: 1, and one more for each step."""
+        return len(self.steps) + 1
 
 
-def _sample_of_each(plan: dict[str, object]) -> None:
+def _sample_of_each(plan: Document) -> Document:
     """Version 1 had one backbone, so one schedule for drawing samples."""
-    if "sample" in plan:
-        plan["sample"] = [plan["sample"]]
+    return plan | ({"sample": [plan["sample"]]} if "sample" in plan else {})
 
 
-def _storage_of_encoders(plan: dict[str, object]) -> None:
+def _storage_of_encoders(plan: Document) -> Document:
     """Version 2 knew two places for the weights of encoders, and had an axis of the mesh that nothing set."""
     if plan.pop("offload_frozen", False):
         plan["encoders"] = "host"
     mesh = plan.get("mesh")
     if isinstance(mesh, dict) and mesh.get("tensor") == 1:
         del mesh["tensor"]
+    return plan
 
 
-SCHEDULE = Format("diffusionpipe-schedule", 1, Schedule)
-PLAN = Format("diffusionpipe-plan", 3, Plan, (_sample_of_each, _storage_of_encoders))
-TIMELINE = Format("diffusionpipe-timeline", 1, Timeline)
-ALTERNATIVES = Format("diffusionpipe-alternatives", 1, Alternatives)
-SURVEY = Format("diffusionpipe-survey", 1, Survey)
+SCHEDULE = Format("diffusionpipe-schedule", Schedule)
+PLAN = Format("diffusionpipe-plan", Plan, (_sample_of_each, _storage_of_encoders))
+TIMELINE = Format("diffusionpipe-timeline", Timeline)
+ALTERNATIVES = Format("diffusionpipe-alternatives", Alternatives)
+SURVEY = Format("diffusionpipe-survey", Survey)
 
 
 def to_text(value: T, form: Format[T]) -> str:
@@ -105,15 +104,13 @@ def from_text(text: str, form: Format[T], *, source: str) -> T:
     if found != form.name:
         holds = f"holds {found!r}" if found is not None else 'has no key "format"'
         raise FileFormatError(f"{source}: {holds}; a file of format {form.name!r} is needed here")
-    first = form.version - len(form.upgrades)
-    if not isinstance(version, int) or isinstance(version, bool) or not first <= version <= form.version:
-        known = str(form.version) if first == form.version else f"{first} to {form.version}"
+    try:
+        data = upgraded(data, version, form.steps)
+    except ValueError as error:
         raise FileFormatError(
-            f"{source}: {form.name} version {version!r} is unknown; this DiffusionPipe reads version {known}; "
-            "write the file again with this version, or use the DiffusionPipe that wrote it"
-        )
-    for upgrade in form.upgrades[version - first :]:
-        upgrade(data)
+            f"{source}: {form.name} {error}; write the file again with this version, or use the DiffusionPipe that "
+            "wrote it"
+        ) from None
     problems: list[str] = []
     value = decode(form.kind, data, "", problems)
     if problems:

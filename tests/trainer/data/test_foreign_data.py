@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, RecipeError
 from diffusionpipe.files.input_file import read_named
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder, read_state, save, verify
+from diffusionpipe.trainer.course.kept_facts import kept_facts
 from diffusionpipe.trainer.course.run_identity import check_resumed
 from diffusionpipe.trainer.data.decoding.images import PictureError, fingerprint, load_pixels
 from diffusionpipe.trainer.data.scan.dataset import scan
@@ -135,19 +136,22 @@ def test_a_picture_of_the_same_length_that_differs_in_one_byte_is_not_the_same(t
 
 
 def test_a_run_goes_on_with_the_same_pictures_only_and_a_state_without_a_fingerprint_is_accepted():
-    identity = {"seed": 0, "picture files": "fingerprint 123"}
-    assert check_resumed({"step": 3, "seed": 0}, identity, 5) == 3
-    assert check_resumed({"step": 3, **identity}, identity, 5) == 3
+    identity = {"prediction": "epsilon", "picture files": "fingerprint 123"}
+
+    def resumed(**others):
+        return check_resumed(kept_facts({"step": 3, "prediction": "epsilon", **others}, "step-3"), identity, 5)
+
+    assert resumed() == resumed(**identity) == 3
     with pytest.raises(CheckpointError, match="picture files was 'fingerprint 456' and is 'fingerprint 123'"):
-        check_resumed({"step": 3, **identity, "picture files": "fingerprint 456"}, identity, 5)
-    with pytest.raises(CheckpointError, match=r"^step-3 belongs to another run: seed was 1 and is 0"):
-        check_resumed({"step": 3, **identity, "seed": 1}, identity, 5, "step-3")
+        resumed(**{"picture files": "fingerprint 456"})
+    with pytest.raises(CheckpointError, match=r"^step-3 belongs to another run: prediction was 'v' and is 'epsilon'"):
+        resumed(prediction="v")
 
 
 @pytest.mark.parametrize("step", [None, "x", -1, 1.5, float("inf"), [], True])
 def test_a_state_with_an_impossible_step_is_refused(step):
     with pytest.raises(CheckpointError, match=r"step-7: state\.json has the step"):
-        check_resumed({"step": step}, {}, 5, "step-7")
+        kept_facts({"step": step}, "step-7")
 
 
 @pytest.mark.parametrize("past", [3, [1.0], {"loss": 1.0}, {"loss": ["x"]}, {"loss": [float("nan")]}, {"loss": [None]}])

@@ -39,7 +39,7 @@ class DrawingForecast:
     """The same pictures with denoising steps at the same time; None on one device."""
 
 
-DRAWING = Format("diffusionpipe-drawing", 1, DrawingForecast)
+DRAWING = Format("diffusionpipe-drawing", DrawingForecast)
 
 
 def forecast_drawing(setting: Setting, *, steps: int, pictures: int, rows: int, size: int) -> DrawingForecast:

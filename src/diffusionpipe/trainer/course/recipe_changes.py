@@ -10,21 +10,16 @@ A value of the command line holds for the run: it stays at the next resume, also
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os.path import realpath
-from pathlib import Path
 
 from pydantic import JsonValue
 
 from diffusionpipe.errors import CheckpointError, RecipeError
+from diffusionpipe.trainer.course.kept_facts import KeptFacts, Values
 from diffusionpipe.trainer.optim.optimizer import kept_state
-from diffusionpipe.trainer.recipe import Effect, Recipe, default_of, effect_of, recorded_recipe, values_of, with_values
-
-VALUES, STATED = "recipe", "stated"
-"""Entries of a checkpoint's state: the values that trained it, and those values that the file states otherwise."""
-
-Values = Mapping[str, JsonValue]
+from diffusionpipe.trainer.recipe import Effect, Recipe, default_of, effect_of, values_of, with_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +33,8 @@ class Settled:
     """Values of the recipe's file that do not hold, by their dotted keys."""
 
 
-def state_of(settled: Settled) -> dict[str, object]:
-    """The entries "recipe" (all values) and "stated" (values that the file has otherwise) for a checkpoint's state."""
-    return {VALUES: values_of(settled.recipe), STATED: dict(settled.stated)}
-
-
-def settle(recipe: Recipe, stated: Values, state: Mapping[str, object], source: Path) -> Settled:
-    """The recipe with which the run of a checkpoint continues; `source` is the checkpoint, `state` its contents.
+def settle(recipe: Recipe, stated: Values, kept: KeptFacts) -> Settled:
+    """The recipe with which the run of a checkpoint continues; `kept` has the facts about the run.
 
     `stated`: keys that the command line sets, with the values that the recipe's file has for them.
 
@@ -52,26 +42,22 @@ def settle(recipe: Recipe, stated: Values, state: Mapping[str, object], source: 
         CheckpointError: a value has changed that may not; every one is named.
         RecipeError: values that stay do not fit to others that have changed.
     """
-    before = _values_in(state, VALUES, source)
-    # Checkpoints of earlier versions hold no recipe; the run's folder does, mostly.
-    if before is None:
-        before = _recorded(source.parent.parent / "recipe.toml")
-    if before is None:
-        return Settled(recipe=recipe, stated=stated)
-    now, stays = values_of(recipe), _staying(recipe, stated, before, _values_in(state, STATED, source) or {})
+    now = values_of(recipe)
+    # Of a part nothing else is known, so the other values count as unchanged.
+    before = kept.values if kept.is_whole else {**now, **kept.values}
+    stays = _staying(recipe, stated, before, kept.stated)
     if stays:
         recipe = with_values(recipe, {key: before[key] for key in stays})
         stated, now = {**stated, **{key: now[key] for key in stays}}, values_of(recipe)
     problems = list(_problems(recipe, before, now))
     if problems:
-        raise CheckpointError(refusal(str(source), problems))
-    step = state.get("step")
+        raise CheckpointError(refusal(kept.source, problems))
     changed = [
         f"{key} {shown(old)} -> {shown(new)}"
         for key, old, new in _changes(before, now)
         if effect_of(key) is Effect.SAID
     ]
-    notes = [f"changed since step {step}: {'; '.join(changed)}"] if changed else []
+    notes = [f"changed since step {kept.step}: {'; '.join(changed)}"] if changed else []
     notes += [
         f"{key} stays {shown(now[key])}, as the command line has set it before; the file has {shown(stated[key])}"
         for key in stays
@@ -124,16 +110,9 @@ def _changes(before: Values, now: Values) -> Iterator[tuple[str, JsonValue, Json
     for key in dict.fromkeys((*before, *now)):
         if key == "training.steps" and now.get(key) is None:  # epochs give it, once the data are counted
             continue
-        try:
-            old, new = (values[key] if key in values else default_of(key) for values in (before, now))
-        except KeyError:  # a key that another version had
-            continue
+        old, new = (values[key] if key in values else default_of(key) for values in (before, now))
         if old != new:
             yield key, old, new
-
-
-_OF_AREAS = ("data.aspects", "data.multiple")
-"""Keys without effect where every size states its width and its height."""
 
 
 def _problems(recipe: Recipe, before: Values, now: Values) -> Iterator[str]:
@@ -141,8 +120,6 @@ def _problems(recipe: Recipe, before: Values, now: Values) -> Iterator[str]:
         effect = effect_of(key)
         # The same folder by another name, e.g. through a link.
         if effect is Effect.FIXED and key.endswith("path") and realpath(str(old)) == realpath(str(new)):
-            continue
-        if key in _OF_AREAS and not recipe.data.has_area:  # earlier versions let them stand beside such sizes
             continue
         if effect is Effect.FIXED:
             yield f"{key} was {shown(old)} and is {shown(new)}"
@@ -170,32 +147,3 @@ def _why_fixed(recipe: Recipe, before: Values, key: str, old: JsonValue, new: Js
                 return None
         return None if states[0] == states[1] else "the optimizer keeps other numbers"
     return None
-
-
-def _values_in(state: Mapping[str, object], name: str, source: Path) -> dict[str, JsonValue] | None:
-    """Values by dotted keys among what a checkpoint keeps; None where an older version has written it.
-
-    Raises:
-        CheckpointError: something else is there.
-    """
-    found = state.get(name)
-    if found is None:
-        return None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{source}: state.json has the {name} {str(found)[:100]!r}; it was not written by a run")
-    known = {}
-    for key, value in found.items():
-        try:
-            effect_of(key)
-        except KeyError:  # of another version
-            continue
-        known[key] = value
-    return known
-
-
-def _recorded(path: Path) -> dict[str, JsonValue] | None:
-    """The values of the recipe in a run's folder; None where there is none that this version reads."""
-    try:
-        return values_of(recorded_recipe(path))
-    except RecipeError:
-        return None

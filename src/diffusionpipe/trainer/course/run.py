@@ -35,9 +35,10 @@ from diffusionpipe.trainer.course.copy_memory import can_checkpoint_async
 from diffusionpipe.trainer.course.documents import SURVEY_FILE, write_documents
 from diffusionpipe.trainer.course.evaluation import averaged, validate
 from diffusionpipe.trainer.course.first_steps import FirstSteps
+from diffusionpipe.trainer.course.kept_facts import KeptFacts, facts_to_keep, kept_facts
 from diffusionpipe.trainer.course.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.course.preparation import Data, Resumed, locked_folder, prepare_folder, read_data
-from diffusionpipe.trainer.course.recipe_changes import Settled, settle, state_of
+from diffusionpipe.trainer.course.recipe_changes import Settled, settle
 from diffusionpipe.trainer.course.resuming import checkpoint_of
 from diffusionpipe.trainer.course.run_end import EXPORT, forget_end, has_ended, note_end
 from diffusionpipe.trainer.course.run_identity import GROWTH, OF_DATA, check_resumed, run_identity
@@ -57,7 +58,7 @@ from diffusionpipe.trainer.launching.launch import LOGS
 from diffusionpipe.trainer.model.decisions import decided_for_run
 from diffusionpipe.trainer.model.members import Member, RecipeModels, open_model
 from diffusionpipe.trainer.optim.named_rates import LossRates, kept_rates
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe import Recipe, values_of
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter
 from diffusionpipe.trainer.reporting.progress import TrainingProgress
 from diffusionpipe.trainer.reporting.rank_memory import RankMemory
@@ -149,7 +150,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             cache=cache,
             stopping=stopping,
             metrics=None,
-            kept=identity | state_of(settled),
+            kept=facts_to_keep(identity, values_of(recipe), settled.stated),
             step=step,
             spikes=Spikes(recipe.training.on_spike),
             loss_rates=_loss_rates(recipe),
@@ -213,7 +214,7 @@ def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) ->
     """The recipe with which the run continues; every rank calls it, and rank 0 says what has changed."""
     settled = Settled(recipe=recipe, stated=hooks.stated)
     if checkpoint is not None:
-        settled = on_all(lambda: settle(recipe, hooks.stated, read_state(checkpoint), checkpoint))
+        settled = on_all(lambda: settle(recipe, hooks.stated, _kept(checkpoint)))
     if hooks.settled is not None:
         hooks.settled(settled.recipe)
     for note in settled.notes if job.membership.rank == 0 else ():
@@ -221,13 +222,17 @@ def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) ->
     return settled
 
 
+def _kept(checkpoint: Path) -> KeptFacts:
+    return kept_facts(read_state(checkpoint), checkpoint)
+
+
 def _resumed(checkpoint: Path, recipe: Recipe) -> Resumed:
     """The run that continues; every rank calls it."""
 
     def read() -> Resumed:
-        state = read_state(checkpoint)
-        step = check_resumed(state, {}, recipe.training.steps, str(checkpoint))
-        return Resumed(step=step, has_grown=bool(state.get(GROWTH)))
+        kept = _kept(checkpoint)
+        step = check_resumed(kept, {}, recipe.training.steps)
+        return Resumed(step=step, has_grown=bool(kept.identity.get(GROWTH)))
 
     return on_all(read)
 
@@ -238,7 +243,7 @@ def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe, dat
     def check() -> None:
         # The ledger has compared the data file by file already, and they may have grown since.
         compared = {name: value for name, value in identity.items() if not (data.is_continued and name in OF_DATA)}
-        check_resumed(read_state(checkpoint), compared, recipe.training.num_steps, str(checkpoint))
+        check_resumed(_kept(checkpoint), compared, recipe.training.num_steps)
 
     from_first(check)
 

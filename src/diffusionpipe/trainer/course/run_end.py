@@ -1,6 +1,6 @@
 """The note that a run has ended: all steps are done, and its results are complete. Then there is nothing to do.
 
-runs/x/ended.json    {"checkpoint": "step-00002000", "merged": false}
+runs/x/ended.json    {"format": 2, "checkpoint": "step-00002000", "merged": false, "formats": ["diffusers"], ...}
 """
 
 import json
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from diffusionpipe.files.input_file import read_json
 from diffusionpipe.files.output_file import write_atomically
+from diffusionpipe.files.versions import upgraded
+from diffusionpipe.trainer.old_documents import ENDED, FORMAT
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe.model_section import LoraSection
 
 EXPORT = "export"
 _NOTE = "ended.json"
@@ -20,7 +21,9 @@ _INDEX = "README.md"
 
 def note_end(recipe: Recipe, checkpoint: Path) -> None:
     """Writes ended.json: the run has ended, and its export holds the weights of this checkpoint."""
-    write_atomically(recipe.run.folder / _NOTE, json.dumps(_content(recipe, checkpoint)) + "\n")
+    write_atomically(
+        recipe.run.folder / _NOTE, json.dumps({FORMAT: len(ENDED) + 1, **_content(recipe, checkpoint)}) + "\n"
+    )
 
 
 def forget_end(folder: Path) -> None:
@@ -32,7 +35,8 @@ def has_ended(recipe: Recipe, checkpoint: Path) -> bool:
     """Whether ended.json names this checkpoint and the recipe's settings of the export, and all exports are there."""
     folder = recipe.run.folder
     try:
-        noted = read_json(folder / _NOTE)
+        found = read_json(folder / _NOTE)
+        noted = upgraded(found, found.pop(FORMAT, 1), ENDED) if isinstance(found, dict) else {}
     except (OSError, ValueError):
         return False
     return noted == _content(recipe, checkpoint) and all(path.is_file() for path in _exports(recipe))
@@ -42,14 +46,8 @@ _FILES = ("formats", "dora_as_difference", "save_dtype", "trigger")
 
 
 def _content(recipe: Recipe, checkpoint: Path) -> dict[str, object]:
-    return {"checkpoint": checkpoint.name, "merged": recipe.lora.merge, **_of_files(recipe.lora)}
-
-
-def _of_files(lora: LoraSection) -> dict[str, object]:
-    """Settings for the files of adapters; the defaults are left out, as in notes of earlier versions."""
-    defaults = LoraSection(rank=None).model_dump(mode="json")
-    own = lora.model_dump(mode="json")
-    return {key: own[key] for key in _FILES if own[key] != defaults[key]}
+    files = recipe.lora.model_dump(mode="json", include=set(_FILES))
+    return {"checkpoint": checkpoint.name, "merged": recipe.lora.merge, **files}
 
 
 def _exports(recipe: Recipe) -> Iterable[Path]:

@@ -1,15 +1,16 @@
-"""The identity of a run: its data, models and objective, which must be the same where it continues."""
+"""The identity of a run: facts about data and models beside its recipe's values, the same wherever it continues."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.trainer.course.kept_facts import KeptFacts
 from diffusionpipe.trainer.course.recipe_changes import refusal
 from diffusionpipe.trainer.data.scan.dataset import Dataset
 from diffusionpipe.trainer.data.scan.sources import identity_of_sources
 from diffusionpipe.trainer.model.lora import lora_identity
 from diffusionpipe.trainer.model.members import Member, RecipeModels
-from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
+from diffusionpipe.trainer.recipe import DataSection, Recipe
 from diffusionpipe.trainer.recipe.size_rules import run_of
 
 GROWTH = "growth"
@@ -17,81 +18,62 @@ OF_DATA = ("data", "picture files", GROWTH)
 """Entries of the identity that say which the training data are."""
 
 
-def check_resumed(
-    state: Mapping[str, object], identity: Mapping[str, object], num_steps: int | None, source: str = "the checkpoint"
-) -> int:
-    """The step to continue with; refuses a checkpoint whose `state` differs from this run's `identity`.
+def check_resumed(kept: KeptFacts, identity: Mapping[str, object], num_steps: int | None) -> int:
+    """The step to continue with; refuses a checkpoint of a run with another identity than `identity`.
 
-    `num_steps`: where the run ends; None where the data, whose epochs end it, are not counted yet. `source` names the
-    checkpoint in messages.
+    `num_steps`: where the run ends; None where the data, whose epochs end it, are not counted yet.
 
     Raises:
-        CheckpointError: the checkpoint is from another run, its step is not a number, or lies after the recipe's end.
+        CheckpointError: the checkpoint is from another run, or its step lies after the recipe's end.
     """
     differing = [
-        f"{name} was {state.get(name)!r} and is {value!r}"
+        f"{name} was {kept.identity[name]!r} and is {value!r}"
         for name, value in identity.items()
-        if name in state and state[name] != value  # an older version may not have kept it
+        if name in kept.identity and kept.identity[name] != value
     ]
     if differing:
-        raise CheckpointError(refusal(source, differing))
-    step = state.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise CheckpointError(f"{source}: state.json has the step {str(step)[:100]!r}; it was not written by a run")
-    if num_steps is not None and step > num_steps:
+        raise CheckpointError(refusal(kept.source, differing))
+    if num_steps is not None and kept.step > num_steps:
         raise CheckpointError(
-            f"{source} is from step {step}, but the recipe ends at step {num_steps}; "
+            f"{kept.source} is from step {kept.step}, but the recipe ends at step {num_steps}; "
             "resume from an earlier one with --resume STEP, or raise training.steps"
         )
-    return step
+    return kept.step
 
 
 def run_identity(opened: RecipeModels, train: Dataset) -> dict[str, object]:
-    """The facts that must not change when a run continues, by name: seed, batch, data, models, objective, adapters."""
+    """The facts that must not change when a run continues, and that values of its recipe do not say, by name."""
     recipe = opened.recipe
     noun = "clips" if recipe.data.has_clips else "pictures"
-    # Other captions are described only where there are some, so that older checkpoints with one caption each still fit.
-    described = repr([(one.name, one.text, one.label, *([one.others] if one.others else [])) for one in train.samples])
+    # A hash cannot be upgraded, so a sample with one caption is described as when no sample had more.
+    described = [(one.name, one.text, one.label, *([one.others] if one.others else [])) for one in train.samples]
     return {
-        "seed": recipe.training.seed,
-        "batch": recipe.training.batch,
-        "data": f"{len(train.samples)} {noun}, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
+        "data": f"{len(train.samples)} {noun}, fingerprint {_fingerprint(repr(described).encode())}",
         "picture files": f"fingerprint {train.contents}",
-        **({GROWTH: [list(pair) for pair in train.growth]} if train.growth else {}),  # lists, as state.json has them
-        "model": recipe.model.path,
+        GROWTH: [list(pair) for pair in train.growth],  # lists, as state.json has them
         "lora": lora_identity(recipe),
         "prediction": ", ".join(str(member.prediction) for member in opened.members),
-        "objective": objective_identity(recipe.objective),
-        **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
-        **_class_embeddings(recipe),
+        "class embeddings": _class_embeddings(recipe),
         **_low_resolutions(opened.members),
-        **_clips(recipe.data),
-        **_sources(recipe.data, train),
-        **({"data.same_size": run_of(recipe)} if recipe.data.has_sizes else {}),
+        "sources": _sources(recipe.data, train),
+        "data.same_size": run_of(recipe) if recipe.data.has_sizes else None,
     }
+
+
+def _fingerprint(content: bytes) -> str:
+    return sha256(content).hexdigest()[:12]
 
 
 def _sources(data: DataSection, train: Dataset) -> dict[str, object]:
     """How the samples of each source are used."""
-    if not data.sources:
-        return {}
-    repeats = {part.name: part.repeats for part in train.parts}
-    return {"sources": identity_of_sources(repeats, dict(zip(data.sources, data.treatments, strict=True)))}
+    repeats = {part.name: part.repeats for part in train.parts} if data.sources else {}
+    return identity_of_sources(repeats, dict(zip(data.sources, data.treatments, strict=bool(data.sources))))
 
 
-def _class_embeddings(recipe: Recipe) -> dict[str, str]:
+def _class_embeddings(recipe: Recipe) -> str | None:
     """The file that embeddings of classes are read from, by its contents."""
     place = recipe.model.class_embeddings
-    return {} if place is None else {"class embeddings": f"fingerprint {sha256(place.read_bytes()).hexdigest()[:12]}"}
-
-
-def _clips(data: DataSection) -> dict[str, str]:
-    """The settings for frames of clips that identify a run."""
-    if not data.has_clips:
-        return {}
-    counts = " or ".join(map(str, data.frame_counts))
-    rate = "all" if data.frame_rate is None else f"{data.frame_rate:g}"
-    return {"clips": f"{counts} frames, {rate} of a second"}
+    return None if place is None else f"fingerprint {_fingerprint(place.read_bytes())}"
 
 
 def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
@@ -101,16 +83,3 @@ def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
         for member in members
         if member.low is not None
     }
-
-
-def objective_identity(objective: ObjectiveSection) -> str:
-    """All keys of [objective] but `kind` as "key value, key value".
-
-    Keys that are newer than the format only if not default.
-    """
-    defaults = ObjectiveSection().model_dump(mode="json")
-    values = objective.model_dump(mode="json", exclude={"kind"})
-    # Checkpoints from before the other keys hold these alone, and still have the same identity.
-    older = {"snr_gamma", "time_sampling", "shift", "variance", "guidance"}
-    values = {key: value for key, value in values.items() if key in older or value != defaults[key]}
-    return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

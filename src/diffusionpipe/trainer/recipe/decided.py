@@ -8,22 +8,16 @@
 A recipe in the folder of a run states all values. One that was written before a key was there has the default of then.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.files.versions import upgraded
+from diffusionpipe.trainer.old_documents import RECIPE
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, is_narrow_store
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, table_of_file
 from diffusionpipe.trainer.recipe.schema import Recipe, too_wide
 from diffusionpipe.trainer.recipe.training_section import KeptWeights, RecipePrecision
 from diffusionpipe.trainer.recipe.weights_check import too_precise
-
-_BEFORE: Mapping[str, Mapping[str, object]] = {
-    "training": {"precision": "float32", "activation_checkpointing": []},
-    "model": {"frozen_dtype": "none"},
-    "pipeline": {"plan": "none"},
-}
-"""The defaults of recipes that were written before these keys could be left to the machine."""
 
 
 def recorded_recipe(path: Path) -> Recipe:
@@ -32,12 +26,7 @@ def recorded_recipe(path: Path) -> Recipe:
     Raises:
         RecipeError: it cannot be read, or this version does not have its keys.
     """
-    table = table_of_file(path)
-    for section, values in _BEFORE.items():
-        # A recipe of several models has no [model].
-        if isinstance(own := table.get(section, {} if section != "model" else None), dict):
-            table[section] = {**values, **own}
-    return recipe_from_table(table, source=path)
+    return recipe_from_table(upgraded(table_of_file(path), 1, RECIPE), source=path)
 
 
 def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:

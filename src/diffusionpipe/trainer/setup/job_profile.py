@@ -28,7 +28,6 @@ from diffusionpipe.trainer.optim.ema import Ema
 from diffusionpipe.trainer.optim.gradient_norm import clip_alone
 from diffusionpipe.trainer.optim.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe.training_section import Average
 from diffusionpipe.trainer.reporting.screen import Screen
 from diffusionpipe.trainer.setup.start import places
 from diffusionpipe.units import Seconds
@@ -181,17 +180,12 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
     parts = len(hosts) if recipe.pipeline.is_searched else chosen.microbatches * chosen.data_parallel
     most = max(1, recipe.training.batch // parts, min(recipe.training.batch, chosen.encode_chunk))
     update = {
-        **recipe.optimizer.model_dump(mode="json", include={"name", "arguments"}),
-        **recipe.optimizer.model_dump(mode="json", include={"rest"}, exclude_none=True),
+        **recipe.optimizer.model_dump(mode="json", include={"name", "arguments", "rest", "states"}),
         "clips": recipe.training.clip_norm is not None,
         "averages": has_average(recipe.groups()),
+        "average": recipe.training.ema_states.value,
+        "rounding": None if trained_dtype(recipe) is None else recipe.training.rounding.value,
     }
-    if not RESTS[recipe.optimizer.states].is_plain:  # left out where it is, so that profiles of before are found
-        update["states"] = recipe.optimizer.states
-    if recipe.training.ema_states is not Average.DEVICE:
-        update["average"] = recipe.training.ema_states.value
-    if trained_dtype(recipe) is not None:
-        update["rounding"] = recipe.training.rounding.value
     return Measurement(
         model=model,
         precision=recipe.training.precision.value,

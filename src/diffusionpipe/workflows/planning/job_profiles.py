@@ -1,11 +1,12 @@
 """Joint measurements of jobs in the folder of kept profiles."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diffusionpipe.costs import Profile
 from diffusionpipe.profiler.measured import package_versions
+from diffusionpipe.trainer.old_documents import update_of_before
 from diffusionpipe.trainer.setup.job_profile import Measurement
 from diffusionpipe.workflows.planning.profile_cache import ProfileKey, find_profile, keep_profile
 
@@ -24,7 +25,8 @@ class CachedProfiles:
         Raises:
             FileFormatError: the kept file has been altered.
         """
-        return find_profile(_key(measurement), self.folder)
+        before = replace(measurement, update=update_of_before(measurement.update))
+        return find_profile(_key(measurement), self.folder) or find_profile(_key(before), self.folder)
 
     def keep(self, measurement: Measurement, profile: Profile) -> None:
         """Keep the profile for later equal measurements; a folder that cannot be written gives a warning."""

@@ -33,7 +33,7 @@ class ExpectedStep:
         return self.iteration + self.update + self.loading
 
 
-_FORM = Format("diffusionpipe-expected-step", 1, ExpectedStep)
+_FORM = Format("diffusionpipe-expected-step", ExpectedStep)
 
 
 def keep_expected(expected: Expectation, folder: Path) -> None:

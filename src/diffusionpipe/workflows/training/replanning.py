@@ -85,7 +85,7 @@ class Request:
     """The number of the process that asks."""
 
 
-REQUEST = Format("diffusionpipe-replanning", 1, Request)
+REQUEST = Format("diffusionpipe-replanning", Request)
 
 
 @dataclass(frozen=True, slots=True)

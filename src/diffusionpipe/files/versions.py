@@ -1,0 +1,29 @@
+"""Documents that have a version: those of earlier versions become today's, step by step, before anything reads them.
+
+    version 1 ── steps[0] ──> version 2 ── steps[1] ──> version 3, which is today's
+
+A step takes a document as plain values of JSON, and returns the next version's. It never changes, so it asks nothing of
+today's code: the defaults in it are those of its time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Document = dict[str, Any]
+Step = Callable[[Document], Document]
+"""Makes the document of a version into the next version's; it may change and return the one that it is given."""
+
+
+def upgraded(document: Document, version: object, steps: Sequence[Step]) -> Document:
+    """Today's document of one that has this version; `steps` lead from version 1 to today's.
+
+    Raises:
+        ValueError: there is no such version; the message says which are read.
+    """
+    newest = len(steps) + 1
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= newest:
+        known = "1" if newest == 1 else f"1 to {newest}"
+        raise ValueError(f"version {version!r} is unknown; this DiffusionPipe reads version {known}")
+    for step in steps[version - 1 :]:
+        document = step(document)
+    return document
