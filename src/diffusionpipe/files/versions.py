@@ -1,9 +1,9 @@
-"""Documents that have a version: those of earlier versions become today's, step by step, before anything reads them.
+"""Documents that have a version: older ones become today's, step by step, before anything else reads them.
 
     version 1 ── steps[0] ──> version 2 ── steps[1] ──> version 3, which is today's
 
 A step takes a document as plain values of JSON, and returns the next version's. It never changes, so it asks nothing of
-today's code: the defaults in it are those of its time.
+today's code: a default in it is the default of its time.
 """
 
 from collections.abc import Callable, Sequence

@@ -72,7 +72,7 @@ def _has_idle_aspects(data: Document) -> bool:
 
 
 def _without_idle_aspects(recipe: Document) -> Document:
-    """Until 28 November 2026 aspects could stand beside such sizes."""
+    """Until 28 November 2026 a recipe could have aspects beside such sizes."""
     data = recipe.get("data")
     if isinstance(data, dict) and _has_idle_aspects(data):
         recipe["data"] = {key: value for key, value in data.items() if key not in _OF_AREAS}

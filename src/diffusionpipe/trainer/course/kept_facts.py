@@ -26,7 +26,7 @@ class KeptFacts:
     values: Values
     """The recipe's values by their dotted keys."""
     stated: Values
-    """Those of them that the recipe's file states otherwise."""
+    """The values that the recipe's file states otherwise."""
     is_whole: bool
     """Whether `values` has all keys of its version; else the others are not known."""
 
@@ -67,7 +67,7 @@ def kept_facts(state: Document, source: Path | str) -> KeptFacts:
 
 
 def _values_in(state: Document, name: str, source: Path | str) -> dict[str, JsonValue]:
-    """Values by dotted keys; without those of keys that only another version has."""
+    """Values by dotted keys, without the keys that only another version has."""
     found = state.get(name, {})
     if not isinstance(found, dict):
         raise _strange(source, name, found)
