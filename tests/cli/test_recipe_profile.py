@@ -2,18 +2,22 @@
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.sized_pictures import SIZED, save_sized
 from kit.tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli import main
+from diffusionpipe.cli.verbs.plan_asking import PlanCommand
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import PROFILE, read_profile, write_cluster, write_profile
 from diffusionpipe.ir.files import read_file, read_plan
 from diffusionpipe.timing.legal import check
 from diffusionpipe.trainer.recipe import recipe_to_toml
+from diffusionpipe.workflows.planning.question import answered, question_of_recipe
 
 pytestmark = pytest.mark.usefixtures("one_trace")
 
@@ -269,3 +273,40 @@ def test_an_older_profile_plans_a_recipe_unless_it_asks_for_split_backwards(
     assert printed.count("warning: ") == (schedule == "none")
     if code == 0:
         assert not read_plan(tmp_path / "plan.json").train.splits_backwards
+
+
+class Shown:
+    """Keeps the titles of work under way, with the progress of each; nothing is drawn within another's block."""
+
+    def __init__(self):
+        self.steps = {}
+        self.is_open = False
+
+    def say(self, text):
+        assert not self.is_open
+
+    @contextmanager
+    def progress(self, title, *, is_timed=True):
+        assert not self.is_open
+        self.is_open = True
+        yield lambda done, total: self.steps.setdefault(title, []).append((done, total))
+        self.is_open = False
+        self.steps.setdefault(title, [])
+
+
+@pytest.mark.slow
+def test_all_work_of_a_plan_with_micro_batches_by_tokens_is_shown(place, tmp_path):
+    data = save_sized(tmp_path / "sized")
+    pipeline = {"plan": "auto", "stages": 2, "schedule": "1f1b", "fill": False, "sharded": False}
+    free = {"microbatches": "none", "encode_chunk": "none"}
+    sized = {**SIZED, "same_size": "auto", "batching": "tokens"}
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        recipe_to_toml(recipe_of(place / "sd", data, tmp_path / "run", data=sized, pipeline=pipeline | free))
+    )
+    shown = Shown()
+    asked = question_of_recipe(path, (), cluster="rtx4090x2", profile=None, uses_cache=True, writes=True, tell=shown)
+    assert list(shown.steps) == ["reading the model", "profiling", "reading headers"]
+    assert shown.steps["reading the model"] == [(1, 3), (2, 3), (3, 3)]
+    answered(replace(asked, batches=(asked.setting.workload.batch,)), PlanCommand(["plan"], ()), shown)
+    assert list(shown.steps)[-1] == "planning"

@@ -9,6 +9,7 @@ from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.several.opposed import opposed
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.viz.gantt import gantt, panel_of
+from diffusionpipe.workflows.report.plan import PlanPage
 from diffusionpipe.workflows.training.run_timeline import predicted_panel, timeline_title
 
 
@@ -100,3 +101,21 @@ def test_the_title_counts_the_micro_batches_of_each_model():
     """Together they are no number by which the batch is cut."""
     plan = replace(plan_of(Mesh(pipeline=2)), train=opposed(2, (4, 2)))
     assert timeline_title(plan).startswith("opposed: 2 ranks, 4 + 2 micro-batches, batch")
+
+
+@pytest.mark.parametrize(
+    ("counts", "title"),
+    [
+        ([3], "1f1b: 2 ranks, 3 micro-batches by tokens, batch 4"),
+        ([5, 5], "1f1b: 4 ranks in 2 copies of the pipeline, 5 micro-batches by tokens each, batch 8"),
+        ([5, 3], "1f1b: 4 ranks in 2 copies of the pipeline, 3 to 5 micro-batches by tokens each, batch 8"),
+    ],
+)
+def test_the_title_counts_the_micro_batches_of_the_timed_step_and_not_the_plans(counts, title):
+    mesh = Mesh(data_parallel=len(counts), pipeline=2)
+    own = tuple(one_f_one_b(2, count) for count in counts)
+    assert timeline_title(plan_of(mesh), replace(measured(mesh), schedules=own)) == title
+    assert timeline_title(plan_of(mesh), measured(mesh)) == timeline_title(plan_of(mesh))
+    timed = replace(measured(mesh), schedules=own)
+    page = PlanPage(plan=plan_of(mesh), file="", predicted="", source="", actual=timed, alternatives={})
+    assert page.title() == title

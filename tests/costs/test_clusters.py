@@ -9,15 +9,16 @@ from diffusionpipe.costs import AllReduce, Cluster, Device, Link, PairLink
 from diffusionpipe.costs.cluster import of_ranks, repeated, slow_links, slow_pairs
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
 from diffusionpipe.costs.devices import DEVICES, Efficiency, device_rates
-from diffusionpipe.costs.files import ANY_CPU, cluster_from_text, cluster_to_text, write_cluster
+from diffusionpipe.costs.files import ANY_CPU, CLUSTER, cluster_from_text, write_cluster
 from diffusionpipe.errors import ConfigError, FileFormatError
+from diffusionpipe.ir.files import to_text
 
 
 @pytest.mark.parametrize("name", shipped_clusters())
 def test_a_shipped_cluster_is_one_node_of_known_devices_in_canonical_text(name):
     cluster = load_cluster(name)
     text = (files("diffusionpipe.costs.clusters") / f"{name}.json").read_text(encoding="utf-8")
-    assert cluster_to_text(cluster) == text
+    assert to_text(cluster, CLUSTER) == text
     assert cluster.name == name
     assert set(cluster.nodes) == {0}
     assert {device.name for device in cluster.devices} <= {ANY_CPU, *(rates.title for rates in DEVICES.values())}
@@ -56,7 +57,7 @@ def with_slow_link(first=1, second=2, *, of="rtx4090x4"):
 
 
 def test_a_slow_link_is_the_one_that_is_found_and_comes_back_from_a_file():
-    cluster = cluster_from_text(cluster_to_text(with_slow_link()))
+    cluster = cluster_from_text(to_text(with_slow_link(), CLUSTER))
     usual = cluster.intra.bandwidth
     assert slow_links(cluster) == {(1, 2): (usual / 50, usual)}
     assert cluster.link(1, 2) == cluster.link(2, 1) == replace(cluster.intra, latency=1e-5, bandwidth=usual / 50)
@@ -99,7 +100,7 @@ def test_a_file_of_several_nodes_is_not_repeated(tmp_path):
     ],
 )
 def test_a_cluster_that_makes_no_sense_is_refused(field, value, word):
-    data = json.loads(cluster_to_text(load_cluster("cpux2:2"))) | {field: value}
+    data = json.loads(to_text(load_cluster("cpux2:2"), CLUSTER)) | {field: value}
     with pytest.raises(FileFormatError, match=word):
         cluster_from_text(json.dumps(data))
 
@@ -147,7 +148,7 @@ def test_a_number_of_nodes_with_thousands_of_digits_is_refused():
 @pytest.mark.parametrize("bandwidth", [5e-324, 1e-300, 0, -1])
 @pytest.mark.parametrize("line", ["intra", "inter", "intra_reduce", "inter_reduce"])
 def test_a_link_with_which_no_time_is_a_number_is_refused(line, bandwidth):
-    content = json.loads(cluster_to_text(load_cluster("rtx4090x2")))
+    content = json.loads(to_text(load_cluster("rtx4090x2"), CLUSTER))
     content[line]["bandwidth"] = bandwidth
     with pytest.raises(FileFormatError, match=r"bandwidth"):
         cluster_from_text(json.dumps(content))
@@ -158,7 +159,7 @@ def test_a_link_with_which_no_time_is_a_number_is_refused(line, bandwidth):
     [("speed", 1e-300), ("speed", 1e300), ("host_bandwidth", 1e-300), ("memory", 10**400)],
 )
 def test_a_device_of_numbers_that_none_has_is_refused(field, value):
-    content = json.loads(cluster_to_text(load_cluster("rtx4090x2")))
+    content = json.loads(to_text(load_cluster("rtx4090x2"), CLUSTER))
     content["devices"][0][field] = value
     with pytest.raises(FileFormatError, match=field):
         cluster_from_text(json.dumps(content))
@@ -166,7 +167,7 @@ def test_a_device_of_numbers_that_none_has_is_refused(field, value):
 
 @pytest.mark.parametrize("field", ["latency", "overhead", "overhead_per_byte"])
 def test_a_wait_of_more_than_thirty_years_is_refused(field):
-    content = json.loads(cluster_to_text(load_cluster("rtx4090x2")))
+    content = json.loads(to_text(load_cluster("rtx4090x2"), CLUSTER))
     content["intra"][field] = 1e300
     with pytest.raises(FileFormatError, match=field):
         cluster_from_text(json.dumps(content))

@@ -12,8 +12,8 @@ from golden.recipes import STEPS, TRAININGS, Training, recipe_of
 from kit.tiny_runs import losses_of, tensors_of, train_here
 
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.costs.files import cluster_to_text, profile_to_text, read_profile
-from diffusionpipe.ir.files import plan_to_text, read_plan, read_timeline, timeline_to_text
+from diffusionpipe.costs.files import CLUSTER, profile_to_text, read_profile
+from diffusionpipe.ir.files import TIMELINE, plan_to_text, read_plan, read_timeline, to_text
 from diffusionpipe.planner import predicted_timeline
 from diffusionpipe.timing.legal import check
 from diffusionpipe.trainer.checkpoints.checkpoint import verify
@@ -28,8 +28,8 @@ def texts():
     return {
         "plan.json": plan_to_text(read_plan(FILES / "plan.json")),
         "profile.json": profile_to_text(read_profile(FILES / "profile.json")),
-        "cluster.json": cluster_to_text(load_cluster(str(FILES / "cluster.json"))),
-        "plan.timeline.json": timeline_to_text(read_timeline(FILES / "plan.timeline.json")),
+        "cluster.json": to_text(load_cluster(str(FILES / "cluster.json")), CLUSTER),
+        "plan.timeline.json": to_text(read_timeline(FILES / "plan.timeline.json"), TIMELINE),
     }
 
 

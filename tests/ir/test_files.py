@@ -29,6 +29,8 @@ from diffusionpipe.ir import (
 )
 from diffusionpipe.ir.files import (
     MAX_PROBLEMS,
+    TIMELINE,
+    from_text,
     plan_from_text,
     plan_to_text,
     read_plan,
@@ -36,8 +38,7 @@ from diffusionpipe.ir.files import (
     read_timeline,
     schedule_from_text,
     schedule_to_text,
-    timeline_from_text,
-    timeline_to_text,
+    to_text,
     write_plan,
     write_schedule,
     write_timeline,
@@ -152,7 +153,7 @@ def test_a_plan_survives_its_text(plan):
 @settings(deadline=None)
 @given(timelines)
 def test_a_timeline_survives_its_text_with_integers_still_integers(timeline):
-    again = timeline_from_text(timeline_to_text(timeline))
+    again = from_text(to_text(timeline, TIMELINE), TIMELINE, source="timeline")
     assert again == timeline
     assert [type(span.start) for span in again.spans] == [type(span.start) for span in timeline.spans]
 
@@ -284,7 +285,7 @@ def test_a_file_full_of_problems_is_refused_in_a_short_message():
 )
 def test_a_text_that_is_no_timeline_is_refused(text, says):
     with pytest.raises(FileFormatError) as caught:
-        timeline_from_text(text)
+        from_text(text, TIMELINE, source="timeline")
     assert says in str(caught.value)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusionpipe.ir import Edge, Mesh
-from diffusionpipe.ir.files import timeline_from_text, timeline_to_text
+from diffusionpipe.ir.files import TIMELINE, from_text, to_text
 from diffusionpipe.ir.own_schedules import in_one_table
 from diffusionpipe.passes import communicate, connect_blocks
 from diffusionpipe.runtime.recording.clocks import RankClock, RankTrace, timeline_of
@@ -45,7 +45,7 @@ def measured(plan, copies):
 def test_each_copy_waits_as_it_would_alone_by_its_own_schedule(planned, copies):
     plan, _ = step_of(planned)
     timeline, steps = measured(plan, copies)
-    assert timeline_from_text(timeline_to_text(timeline)) == timeline
+    assert from_text(to_text(timeline, TIMELINE), TIMELINE, source="timeline") == timeline
     drawn, _ = in_one_table(timeline, plan)
     found = times_of_ranks(drawn, waits_of_step(timeline, plan), {})
     for copy, (schedule, times) in enumerate(steps):

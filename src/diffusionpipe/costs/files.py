@@ -82,11 +82,6 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def cluster_to_text(cluster: Cluster) -> str:
-    """The JSON text of a cluster file that holds `cluster`."""
-    return to_text(cluster, CLUSTER)
-
-
 def cluster_from_text(text: str, *, source: str = "cluster") -> Cluster:
     """The cluster in the JSON text of a cluster file; `source` names the text in errors.
 

@@ -231,24 +231,6 @@ def read_plan(path: Path) -> Plan:
     return read_file(path, PLAN)
 
 
-def timeline_to_text(timeline: Timeline) -> str:
-    """The JSON text of a timeline file that holds `timeline`.
-
-    Raises:
-        ValueError: a time is NaN or infinite.
-    """
-    return to_text(timeline, TIMELINE)
-
-
-def timeline_from_text(text: str) -> Timeline:
-    """The timeline in the JSON text of a timeline file.
-
-    Raises:
-        FileFormatError: the text has another format.
-    """
-    return from_text(text, TIMELINE, source="timeline")
-
-
 def write_timeline(timeline: Timeline, path: Path) -> None:
     """Write the timeline to `path` as a JSON file, which is whole or not there.
 

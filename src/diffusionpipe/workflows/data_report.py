@@ -106,14 +106,13 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
 
     taken = selection_of(data.frame_counts, data.frame_rate)
 
-    def rules_of_scan(apart: Path | None) -> ScanRules:
-        return ScanRules(apart=apart, reports=True)
-
     def scanned(folder: Path, apart: Path | None, columns: Columns) -> Folder:
         tell.say(f"reading the headers in {folder}")
-        return Folder(
-            *examine_place(folder, Condition.NOTHING, columns=columns, taken=taken, rules=rules_of_scan(apart))
-        )
+        rules = ScanRules(apart=apart, reports=True)
+        with tell.progress("reading headers", is_timed=False) as report:
+            return Folder(
+                *examine_place(folder, Condition.NOTHING, columns=columns, taken=taken, progress=report, rules=rules)
+            )
 
     own = {}
     for name, path in data.folders.items():

@@ -14,8 +14,11 @@ class Telling(Protocol):
     def say(self, text: str) -> None:
         """Show a line of text beside the results."""
 
-    def progress(self, title: str) -> AbstractContextManager[Progress]:
-        """A context that shows its block as work of this title; it gives a function to call with the progress."""
+    def progress(self, title: str, *, is_timed: bool = True) -> AbstractContextManager[Progress]:
+        """A context that shows its block as work of this title; it gives a function to call with the progress.
+
+        `is_timed`: the block may measure times, so nothing is drawn beside it but at these calls.
+        """
 
 
 class Silence:
@@ -25,7 +28,7 @@ class Silence:
         """Ignore the text."""
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Progress]:
+    def progress(self, title: str, *, is_timed: bool = True) -> Iterator[Progress]:
         """Give a function that does nothing with the progress, and show no bar."""
         yield lambda done, total: None
 

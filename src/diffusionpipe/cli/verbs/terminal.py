@@ -16,14 +16,14 @@ class Terminal:
         typer.echo(text, err=True)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Progress]:
+    def progress(self, title: str, *, is_timed: bool = True) -> Iterator[Progress]:
         """A context whose function (work done, all work) shows a bar on a terminal, and nothing elsewhere."""
         from rich.console import Console
 
         from diffusionpipe.cli.text.screen import ConsoleScreen
 
         console = Console(stderr=True)
-        with ConsoleScreen(console, speaks=console.is_terminal).work(title, is_timed=True) as work:
+        with ConsoleScreen(console, speaks=console.is_terminal).work(title, is_timed=is_timed) as work:
             yield lambda done, total: work.show(done, total, {"done": f"{done}/{total}"})
 
 

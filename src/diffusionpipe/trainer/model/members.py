@@ -1,6 +1,6 @@
 """The models that a recipe trains, before they have weights or a plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -238,19 +238,24 @@ def open_members(recipe: Recipe) -> tuple[tuple[Member, ...], LayerGraph]:
     return members, graph
 
 
-def build_model(recipe: Recipe, device: str) -> RecipeModels:
+def build_model(recipe: Recipe, device: str, progress: Callable[[int, int], None] = lambda *_: None) -> RecipeModels:
     """The models of a recipe on the meta device, with the description of their layers as they will run on `device`.
+
+    `progress` is called with (sizes of samples that are described, all sizes).
 
     Raises:
         ConfigError: a folder or the objective is not one that can be trained.
     """
     members, graph = open_members(recipe)
-    source = ", ".join(str(member.folder) for member in members)
+    source, models = ", ".join(str(member.folder) for member in members), list[ModelGraph]()
     try:
         # Autocast differs by the kind of device.
-        model, *others = (describe(one, autocast=autocast_of(recipe), device=device) for one in graph.of_sizes)
+        for one in graph.of_sizes:
+            models.append(describe(one, autocast=autocast_of(recipe), device=device))
+            progress(len(models), len(graph.of_sizes))
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from error
+    model, *others = models
     return RecipeModels(recipe=recipe, members=members, graph=graph, model=model, device=device, others=tuple(others))
 
 

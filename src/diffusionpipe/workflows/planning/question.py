@@ -199,18 +199,19 @@ def answered(asked: PlanQuestion, asking: Asking, tell: Telling = SILENCE) -> tu
 
     setting, fill, may_recompute = asked.setting, asked.fill, asked.may_recompute
     try:
-        if len(asked.batches) == 1:
-            choice = choose(setting, fill=fill, asking=asking, may_recompute=may_recompute)
-            return [BatchPlan(batch=setting.workload.batch, choice=choice)], choice
-        if asked.batches:
-            tried = stated_batches(setting, asked.batches, fill=fill, may_recompute=may_recompute)
-        else:
-            tried = found_batches(setting, fill=fill, may_recompute=may_recompute)
-        knee = knee_of(tried)
-        if knee is None:
-            least = with_batch(setting, min(asked.batches, default=1))
-            # It raises, with the reason and the remedies.
-            choose(least, fill=fill, asking=asking, may_recompute=may_recompute)
+        with tell.progress("planning", is_timed=False):
+            if len(asked.batches) == 1:
+                choice = choose(setting, fill=fill, asking=asking, may_recompute=may_recompute)
+                return [BatchPlan(batch=setting.workload.batch, choice=choice)], choice
+            if asked.batches:
+                tried = stated_batches(setting, asked.batches, fill=fill, may_recompute=may_recompute)
+            else:
+                tried = found_batches(setting, fill=fill, may_recompute=may_recompute)
+            knee = knee_of(tried)
+            if knee is None:
+                least = with_batch(setting, min(asked.batches, default=1))
+                # It raises, with the reason and the remedies.
+                choose(least, fill=fill, asking=asking, may_recompute=may_recompute)
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *_ways(asked, asking, tell)])) from None
     assert knee is not None, "else the choice of the smallest batch has raised"

@@ -64,7 +64,7 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling 
         )
     # A computed profile is described on the CPU, since its device need not be here.
     device = "cpu" if profile.source == "analytic" else profile.device_type
-    model = build_model(recipe, device).model
+    model = _opened(recipe, device, tell).model
     check_model(profile, model, source=str(path))
     schedule = recipe.pipeline.schedule
     if schedule is not None and schedule not in JOINT and is_split(schedule):
@@ -72,6 +72,12 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling 
     elif schedule is None and (warning := kept_warning(profile, source=str(path))):
         tell.say(f"warning: {warning}")
     return profile
+
+
+def _opened(recipe: Recipe, device: str, tell: Telling) -> RecipeModels:
+    """The models of a recipe on the meta device, with progress over the sizes of their samples."""
+    with tell.progress("reading the model", is_timed=False) as report:
+        return build_model(recipe, device, report)
 
 
 def _as_profiled(recipe: Recipe, profile: Profile) -> Recipe:
@@ -115,7 +121,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
     if rates is not None:
         # Refuses the arithmetic before a model is opened, which takes long.
         device_rates(rates.name, precision=precision)
-    opened = build_model(recipe, device)
+    opened = _opened(recipe, device, tell)
 
     def found(graph: LayerGraph, model: ModelGraph) -> Profile:
         def make() -> Profile:
@@ -204,7 +210,7 @@ def measured_profile(
     """
     loaded, place = load_recipe(recipe, overrides), chosen_device(device)
     loaded = decided(loaded, has_bfloat16=has_bfloat16(place))
-    opened = build_model(loaded, place.type)
+    opened = _opened(loaded, place.type, tell)
 
     def found(graph: LayerGraph, model: ModelGraph) -> Profile:
         with tell.progress("profiling") as report:
@@ -237,7 +243,7 @@ def computed_recipe_profile(
     loaded = decided(loaded, has_bfloat16=known.has_bfloat16 and known.device_type == "cuda")
     precision = loaded.training.precision.value
     device_rates(device, precision=precision)  # a precision that it lacks is said before the model is built
-    opened = build_model(loaded, "cpu")
+    opened = _opened(loaded, "cpu", tell)
 
     def found(graph: LayerGraph, model: ModelGraph) -> Profile:
         with tell.progress("profiling") as report:
@@ -269,7 +275,7 @@ def recipe_operations(
         loaded = decided(loaded, has_bfloat16=has_bfloat16(place))
     precision, sizes = loaded.training.precision.value, loaded.pipeline.sizes
     samples = max(1, loaded.training.batch // (sizes.microbatches * (loaded.pipeline.data_parallel or 1)))
-    opened = build_model(loaded, "cpu" if place is None else place.type)
+    opened = _opened(loaded, "cpu" if place is None else place.type, tell)
     with tell.progress("profiling") as report:
         if known is not None:
             return computed_operations(

@@ -64,7 +64,7 @@ class PlanPage:
 
     def title(self) -> str:
         """The layout of the plan and its sizes, as a text."""
-        return timeline_title(self.plan)
+        return timeline_title(self.plan, self.measured)
 
     def step(self) -> Json | None:
         """The predicted seconds of a step, as a number for the page; None where no times are known.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from diffusionpipe.costs import Cluster, ModelGraph
-    from diffusionpipe.ir import Pipeline, Plan
+    from diffusionpipe.ir import Pipeline, Plan, Schedule
     from diffusionpipe.trainer.setup.start import Start
 
 
@@ -107,7 +107,7 @@ def cluster_of_run(folder: "Path") -> "Cluster | None":
 def shape_of(plan: "Plan") -> PlanShape:
     """The plan's sizes for people: schedule, replicas, micro-batches and their samples."""
     placement = plan.train.placement
-    pipelines = _trained_pipelines(plan)
+    pipelines = _trained_pipelines(plan.train)
     # Replicas of a stage have the same block of weights.
     held = Counter(placement.stages[stage].weights for stage in pipelines[0].stages)
     replicas = tuple(held[block] for block in sorted(held))
@@ -119,15 +119,15 @@ def shape_of(plan: "Plan") -> PlanShape:
     return PlanShape(
         name=name,
         replicas=replicas if max(replicas) > 1 else (),
-        microbatches=microbatches_of(plan),
+        microbatches=microbatches_of(plan.train),
         microbatch_size=f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}",
     )
 
 
-def microbatches_of(plan: "Plan") -> tuple[int, ...]:
+def microbatches_of(schedule: "Schedule") -> tuple[int, ...]:
     """The number of micro-batches of each model in one copy of the pipeline."""
     counts: Counter[str] = Counter()
-    for pipeline in _trained_pipelines(plan):
+    for pipeline in _trained_pipelines(schedule):
         counts[pipeline.model] += len(pipeline.microbatches)
     return tuple(counts.values())
 
@@ -200,11 +200,11 @@ def trained_components(model: "ModelGraph") -> tuple[str, ...]:
     return tuple(sorted({p.name.partition(".")[0] for p in model.parameters if p.is_trainable}))
 
 
-def _trained_pipelines(plan: "Plan") -> "list[Pipeline]":
+def _trained_pipelines(schedule: "Schedule") -> "list[Pipeline]":
     from diffusionpipe.ir import Op
 
     # Encoders train nothing, and a probe runs the blocks of another pipeline.
-    return [p for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe]
+    return [p for p in schedule.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe]
 
 
 def _blocks_of_parts(plan: "Plan", ranks: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
@@ -218,7 +218,7 @@ def _blocks_of_parts(plan: "Plan", ranks: Mapping[int, tuple[int, ...]]) -> list
 def _ranks_of_blocks(plan: "Plan") -> dict[int, tuple[int, ...]]:
     stages = plan.train.placement.stages
     held: dict[int, set[int]] = {}
-    for pipeline in _trained_pipelines(plan):
+    for pipeline in _trained_pipelines(plan.train):
         for stage in pipeline.stages:
             ranks = ranks_of_worker(plan, stages[stage].worker)
             held.setdefault(stages[stage].weights, set()).update(ranks)

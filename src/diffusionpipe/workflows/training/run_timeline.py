@@ -23,7 +23,7 @@ def draw_timeline(recipe: "Recipe") -> None:
     predicted = predicted_step(recipe, plan)
     panels = [predicted_panel(predicted, plan.mesh)] if predicted is not None else []
     names = [Path(recipe.alone(name).model.path).name for name in recipe.backbones]
-    title = f"{' and '.join(names)}, {timeline_title(plan, is_cut=bool(timeline.schedules))}"
+    title = f"{' and '.join(names)}, {timeline_title(plan, timeline)}"
     if "" not in shown_copies(timeline):
         title += " (fastest, median and slowest copy)"
     timeline, schedule = in_one_table(timeline, plan.train)
@@ -75,13 +75,20 @@ def predicted_panel(timeline: "Timeline", mesh: "Mesh") -> "Panel":
     return Panel(name="predicted", timeline=timeline, rows=rows)
 
 
-def timeline_title(plan: "Plan", *, is_cut: bool = False) -> str:
-    """A title for the picture of an iteration: the layout and its sizes; `is_cut`: by the tokens of each step."""
+def timeline_title(plan: "Plan", timeline: "Timeline | None" = None) -> str:
+    """A title for the picture of an iteration: the layout and its sizes.
+
+    `timeline`: the measured step, whose copies may have cut their samples by tokens, each into micro-batches of its
+    own; else the numbers are the plan's.
+    """
     from diffusionpipe.workflows.training.run_facts import microbatches_of, named_microbatches
 
-    mesh = plan.mesh
-    counted = "micro-batches by tokens" if is_cut else named_microbatches(microbatches_of(plan))
-    sizes = f"{counted}{' each' if mesh.data_parallel > 1 and not is_cut else ''}, batch {plan.batch}"
+    mesh, own = plan.mesh, timeline.schedules if timeline is not None else ()
+    counts = sorted({microbatches_of(schedule) for schedule in own or (plan.train,)})
+    counted = named_microbatches(counts[-1]) + (" by tokens" if own else "")
+    # Only steps by tokens have several numbers, and they have one model.
+    counted = counted if len(counts) == 1 else f"{counts[0][0]} to {counted}"
+    sizes = f"{counted}{' each' if mesh.data_parallel > 1 else ''}, batch {plan.batch}"
     ranks = _count(mesh.num_ranks, "rank")
     sharded = "sharded " if mesh.shard > 1 else ""
     sizes += ", optimizer states in parts" if mesh.owners > 1 else ""
