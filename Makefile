@@ -86,9 +86,10 @@ SHARE ?= 1
 memory: install
 	PYTHONPATH=tests $(BIN)/python -m live_memory --seed $(SEED) --share $(SHARE) $(if $(ONLY),--only "$(ONLY)") $(ARGUMENTS)
 
-# Random small settings planned, and held against every 1F1B layout. See tests/searches/README.md.
+# Random small settings planned, held against every 1F1B layout, and planned with more memory. See tests/searches/README.md.
 searches: install
 	PYTHONPATH=tests $(BIN)/python -m searches --seed $(SEED) $(ARGUMENTS)
+	PYTHONPATH=tests $(BIN)/python -m searches.rising --seed $(SEED)
 
 # A job of two ranks; what its processes hold must not grow. MINUTES=5 makes it shorter. See tests/soak/README.md.
 MINUTES ?= 20

@@ -123,6 +123,7 @@ def _with_keys(setting: Setting, step: Seconds, random: Random) -> list[str]:
         Given(microbatches=random.choice([n for n in range(1, batch + 1) if batch % n == 0])),
         Given(stages=random.choice([n for n in range(1, ranks + 1) if ranks % n == 0])),
         Given(schedule=random.choice(sorted(REGISTRY))),
+        Given(data_parallel=random.choice([n for n in range(1, ranks + 1) if ranks % n == 0])),
     )
     problems = []
     for given in keys:

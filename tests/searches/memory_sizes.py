@@ -8,18 +8,16 @@ import sys
 from dataclasses import dataclass
 
 from golden.plans import FOLDER, unpacked
-from searches.settings import with_memory
+from searches.rising import planned
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import profile_from_text
 from diffusionpipe.holding import Workload
-from diffusionpipe.planner.choosing.best import best_choice
 from diffusionpipe.planner.choosing.rows import GIB
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes
 
-ALLOWED = 1 + 1e-9
-"""A step may rise by rounding."""
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +60,12 @@ def rises(name: str, count: int) -> int:
     question = QUESTIONS[name]
     profile = profile_from_text(unpacked(FOLDER / "profiles" / f"{question.profile}.json.xz"))
     setting = Setting(profile=profile, cluster=load_cluster(question.cluster), workload=Workload(batch=question.batch))
-    found, fastest, plan = 0, float("inf"), "nothing fits"
-    for memory in sizes(question, count):
-        choice = best_choice(with_memory(setting, memory))
-        step = choice.fastest.step if choice else float("inf")
-        is_slower = step > fastest * ALLOWED
-        if is_slower:
-            print(f"slower by {step / fastest - 1:.2%} than with less memory: {plan}")
-        found += is_slower
-        if choice and step < fastest:
-            fastest, plan = step, choice.fastest.sizes
-        print(
-            f"{name}  {memory / GIB:7.2f} GiB  {step * 1000:9.2f} ms  {choice.fastest.sizes if choice else ''}",
-            flush=True,
-        )
+    found = 0
+    for one in planned(setting, sizes(question, count)):
+        print(f"{name}  {one}", flush=True)
+        if one.rise > ROUNDING:
+            print(f"slower by {one.rise:.2%} than with less memory")
+            found += 1
     return found
 
 

@@ -50,6 +50,24 @@ def drawn(seed: int, number: int) -> Drawn:
     return Drawn(setting=setting, is_slow=is_slow, is_unequal=is_unequal, is_frozen=is_frozen, is_tight=is_tight)
 
 
+def with_heavy_encoders(drawn: Drawn, seed: int, number: int) -> Setting:
+    """The drawn setting with another model, whose frozen weights may fill a device; some can be in host memory."""
+    random = Random(f"{seed} {number} heavy")
+    layers = random.randint(3, 7)
+    profile = synthetic.chain(
+        [random.randint(1, 30) / 1000 for _ in range(layers)],
+        parameters=[random.choice((1, 5, 20, 60)) * 10**6 for _ in range(layers)],
+        elements=random.choice((10**4, 10**5, 10**6)),
+        frozen=random.randint(2, 40) / 1000,
+        frozen_parameters=random.choice((8, 20 * 10**6, 100 * 10**6, 300 * 10**6)),
+        overhead=random.choice((0.0, 2e-3, 1e-2)),
+    )
+    bandwidth = random.choice((0, 0, 4e9, 25e9))
+    cluster = drawn.setting.cluster
+    devices = tuple(replace(device, host_bandwidth=bandwidth) for device in cluster.devices)
+    return replace(drawn.setting, profile=profile, cluster=replace(cluster, devices=devices))
+
+
 def with_memory(setting: Setting, memory: Bytes) -> Setting:
     """The setting with so much on each device."""
     devices = tuple(replace(device, memory=memory) for device in setting.cluster.devices)

@@ -85,6 +85,10 @@ class Held(NamedTuple):
         """The difference, this less `other`, item by item."""
         return Held._make(map(sub, self, other))
 
+    def at_least(self, other: "Held") -> "Held":
+        """The larger number of both, item by item."""
+        return Held._make(map(max, self, other))
+
     def part(self, parts: int) -> "Held":
         """Each item divided by `parts`, rounded down."""
         return Held(*(size // parts for size in self))

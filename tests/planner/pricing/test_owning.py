@@ -1,6 +1,7 @@
 """The optimizer's states in parts over whole copies, as plans count, price and choose them."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from planner import synthetic
@@ -9,9 +10,11 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.choosing.best import best_choice
 from diffusionpipe.planner.choosing.choice import choose
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.owning import owned, settings_with_owners
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose
 
@@ -109,3 +112,31 @@ def test_what_cannot_be_divided_is_refused(given, ranks, message):
 def test_nothing_fits_by_the_memory_of_states_in_parts():
     with pytest.raises(ConfigError, match="more than worker 0 has"):
         choose(setting_of(memory=4.0, given=Given(sharded=Sharded.OPTIMIZER)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_largest_parameter_is_whole_at_one_copy_also_as_it_is_estimated(seed):
+    random = Random(seed)
+    counts = [random.choice((1, 5, 20, 60)) * 10**6 for _ in range(random.randint(4, 7))]
+    whole = Setting(
+        profile=synthetic.chain([1e-3] * len(counts), parameters=counts, frozen=1e-3),
+        cluster=synthetic.cluster(4),
+        workload=synthetic.workload(16),
+    )
+    setting = owned(whole, 2)
+    candidate = Candidate(
+        arrangement=Arrangement(data_parallel=2, units=2),
+        schedule="1f1b",
+        microbatches=4,
+        starts=(0, random.randrange(1, len(counts))),
+        replicas=(1, 1),
+        sharded=Sharded.OPTIMIZER,
+    )
+    estimated = Judge(setting=setting).footprint.uses(candidate)
+    exact = propose(setting, candidate.layout(setting)).memory
+    spans = (slice(0, candidate.starts[1]), slice(candidate.starts[1], None))
+    for quick, use, own in zip(estimated, exact, (counts[span] for span in spans), strict=True):
+        states = 8 * max(sum(own) // 2, max(own))
+        assert quick.optimizer == states <= use.optimizer
+        if 2 * max(own) >= sum(own):
+            assert use.optimizer == states

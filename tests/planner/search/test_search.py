@@ -202,7 +202,7 @@ def test_encoders_that_do_not_fit_everywhere_are_on_one_rank(memories):
     candidate, proposal = search(setting, filler=filler_of(setting)).winner
     assert proposal.overflow <= 0
     assert sorted(use.frozen for use in proposal.memory) == [0, 4 * 10**7]
-    assert len(candidate.starts) == 2
+    assert candidate.workers == 2
     check(proposal.train)
 
 

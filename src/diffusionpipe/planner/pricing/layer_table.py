@@ -191,6 +191,17 @@ class LayerTable:
         """The ledger of the model's parameters under the workload."""
         return Ledger(graph=self.profile.graph, workload=self.workload)
 
+    def largest(self, first: int, stop: int) -> Held:
+        """Bytes by item of the largest trained parameter of layers `first`, ..., `stop` - 1: one copy has it whole."""
+        return max(self._largest[first:stop], key=lambda one: one.on_device)
+
+    @cached_property
+    def _largest(self) -> tuple[Held, ...]:
+        """By layer the bytes by item of its largest trained parameter."""
+        trained = self.ledger.trained
+        own = ([trained[name] for name in layer.parameters if name in trained] for layer in self.layers)
+        return tuple(max(sizes, key=lambda one: one.on_device, default=Held()) for sizes in own)
+
     @cached_property
     def held(self) -> Callable[[int, int], Held]:
         """A function (first, stop) -> bytes by item of the trained parameters of layers `first`, ..., `stop` - 1.

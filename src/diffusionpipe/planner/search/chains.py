@@ -19,7 +19,6 @@ from diffusionpipe.planner.search.constants import (
     CHAIN,
     GAINED,
     GROWTH,
-    HEAVY,
     LOW_MEMORY_SCHEDULE,
     MAX_UNEQUAL_UNITS,
 )
@@ -107,13 +106,6 @@ def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> 
             for hosts in host_sets(memories):
                 best = add_chains(pool, arrangement, microbatches, hosts=hosts, is_lean=is_lean) or best
     return best
-
-
-def sets_of_hosts(pool: Pool, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
-    """Sets of units that may encode for all; () without fills, or where encoders are light."""
-    memories = pool.judge.tables.ground(arrangement).memories
-    is_heavy = pool.judge.footprint.frozen_bytes >= HEAVY * max(memories)
-    return host_sets(memories) if pool.is_filled and is_heavy else ()
 
 
 def _partitions(pool: Pool, arrangement: Arrangement, microbatches: int, way: _Way) -> tuple[Partition, ...]:

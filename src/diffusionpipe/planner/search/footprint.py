@@ -3,6 +3,7 @@
 The items are the same as in `timing.memory`, and so is the need of a layer. Parameters and all that counts with them,
 copies and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
 
+    states in parts   an equal part; at least the states of the largest parameter, which one copy has whole
     encoders          every host holds all of them, and encodes an equal share of the batch while nothing else is there
     activations       at their own peak, with messages or without; a unit with several stages also counts the tensors
                       that one of them reads of another; where the backward is split, those that W needs from I on
@@ -114,6 +115,9 @@ class Footprint:
             held = held.plus(table.held(first, stop))
             frozen += table.frozen_bytes[stop] - table.frozen_bytes[first]
             copies += table.copies[stop] - table.copies[first]
+        if table.owners > 1:
+            largest = max((table.largest(*stage[:2]) for stage in stages), key=lambda one: one.on_device)
+            held = held.at_least(self.tables.setting.ledger.base.plus(largest))
         kept = [
             num_bytes
             for first, stop, _, samples in stages

@@ -9,7 +9,7 @@ from diffusionpipe.ordering import Placing
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.chains import is_own, replicas_of, sets_of_hosts
+from diffusionpipe.planner.search.chains import is_own, replicas_of
 from diffusionpipe.planner.search.constants import (
     BETTER,
     BUCKETS,
@@ -64,7 +64,7 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
 
     found = cuts(None)
     if not found:
-        for hosts in sets_of_hosts(pool, arrangement):
+        for hosts in pool.sets_of_hosts(arrangement):
             add_cuts(pool, arrangement, microbatches, cuts(hosts), hosts=hosts)
     if replicas == (1,) and 1 < arrangement.units <= judge.tables.num_layers:
         units = arrangement.units
@@ -192,7 +192,7 @@ def _add_placed(
     """
     alike: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in placed(pool.judge, arrangement, microbatches):
-        if pool.judge.footprint.fits(candidate):
+        if pool.judge.footprint.fits(pool.with_hosts(candidate)):
             alike.setdefault(candidate.starts, []).append(candidate)
     for starts, candidates in alike.items():
         found = [pool.judged_of(candidate, limit=hopeful) for candidate in candidates]

@@ -1,10 +1,12 @@
 """The candidates that a search has judged so far."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from diffusionpipe.costs.tied import tied_problems
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
-from diffusionpipe.planner.search.constants import CHAIN
+from diffusionpipe.planner.search.constants import CHAIN, HEAVY
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
@@ -44,13 +46,35 @@ class Pool:
     def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
         """The candidate with its estimate and score; it is not added to the pool.
 
-        A score at or above `limit` may be too low, as the estimate ends early then.
+        A score at or above `limit` may be too low, as the estimate ends early then. Where not all units have memory for
+        heavy encoders, some units may hold them for all (`with_hosts`).
         """
-        estimates = self.judge.estimates
+        candidate, estimates = self.with_hosts(candidate), self.judge.estimates
         estimate = estimates.estimate(
             candidate, is_filled=self.is_filled, is_hopeless=lambda least: self.score_of(least) >= limit
         )
         return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
+
+    def sets_of_hosts(self, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
+        """Sets of units that may encode for all; () without fills, or where encoders are light."""
+        memories = self.judge.tables.ground(arrangement).memories
+        is_heavy = self.judge.footprint.frozen_bytes >= HEAVY * max(memories)
+        return host_sets(memories) if self.is_filled and is_heavy else ()
+
+    def with_hosts(self, candidate: Candidate) -> Candidate:
+        """The candidate with heavy encoders on the units alone that have room; itself if it fits, or never does.
+
+        The filler finds such units by itself, so an estimate without them would refuse plans that fit.
+        """
+        if candidate.hosts is not None or candidate.backbones or not self.sets_of_hosts(candidate.arrangement):
+            return candidate
+        footprint, memories = self.judge.footprint, self.judge.tables.ground(candidate.arrangement).memories
+        held = footprint.held(candidate)
+        hosts = tuple(unit for unit, memory in enumerate(memories) if held[unit] <= memory)
+        if not 0 < len(hosts) < len(memories):
+            return candidate
+        lighter = replace(candidate, hosts=hosts)
+        return lighter if footprint.fits(lighter) else candidate
 
     def score_of(self, estimate: Estimate) -> Seconds:
         """The seconds by which candidates are ranked: the iteration with the frozen work.

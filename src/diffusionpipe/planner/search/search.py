@@ -374,8 +374,9 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
         if not 1 < arrangement.units <= MAX_UNEQUAL_UNITS:
             continue
         for candidate in placed(judge, arrangement, microbatches):
-            if judge.footprint.fits(candidate):
-                pool.add(pool.judged_of(candidate))
+            one = pool.with_hosts(candidate)
+            if judge.footprint.fits(one):
+                pool.add(pool.judged_of(one))
         if not given.allows_chains:
             continue
         may_choose = pool.is_filled and judge.footprint.frozen_bytes > 0
