@@ -1,12 +1,17 @@
 """A ControlNet draws from conditioning pictures: in runs from those of validation, in `sample` also from others."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import torch
 from kit.drawn_families import GUIDED
 from kit.steered import CONDITIONS, asked_of_steered, save_controlled, save_steered
 from kit.tiny_runs import RESOLUTION
 from PIL import Image
 
 from diffusionpipe.errors import ConfigError, DataError, RecipeError
+from diffusionpipe.ir.size import Clip
 from diffusionpipe.trainer.inference.conditions import SampleRequest, steering_pictures
 from diffusionpipe.trainer.inference.folder_drawing import open_source
 from diffusionpipe.workflows.drawing.conditions import steered
@@ -38,6 +43,24 @@ def test_sample_steers_each_prompt(model, data, tmp_path, given, count, expected
     wish = SampleRequest(prompts=tuple(prompt for prompt in ("a", "b") for _ in range(count)))
     found = steered(wish, tmp_path, model, [paths[i] for i in given], count)
     assert found.conditions == tuple(paths[i] for i in expected)
+
+
+@pytest.mark.parametrize("size", [(16, 32), (32, 16)], ids=["upright", "wide"])
+def test_pictures_that_steer_are_as_wide_and_high_as_the_ones_to_draw(model, data, size):
+    asked = asked_of_steered(model, data, GUIDED)
+    source = replace(asked.sources[0], clip=Clip(width=size[0], height=size[1], frames=1))
+    found = open_source(source, asked.wish, asked.settings[0]).raw["condition"]
+    expected = [fitted(data / CONDITIONS[i], size) for i in (0, 1)]
+    torch.testing.assert_close(found, torch.stack(expected * 2))
+
+
+def fitted(path, size):
+    """The square picture resized until it covers a size, and cut at its centre, by Pillow alone."""
+    (width, height), side = size, max(size)
+    left, upper = (side - width) // 2, (side - height) // 2
+    with Image.open(path) as picture:
+        cut = picture.resize((side, side), Image.Resampling.BICUBIC).crop((left, upper, left + width, upper + height))
+    return torch.from_numpy(np.asarray(cut, dtype=np.float32) / 255).permute(2, 0, 1)
 
 
 def test_what_steers_nothing_or_is_missing_is_refused(model, data, tmp_path):

@@ -149,10 +149,9 @@ def _steering(wish: SampleRequest, graph: LayerGraph, settings: SamplingSettings
             f"a ControlNet draws from a conditioning picture for each prompt; there are {len(wish.conditions)} for "
             f"{len(wish.prompts)}: {NO_CONDITIONS}"
         )
-    channels, resolution, _ = next(spec.shape for spec in graph.inputs if spec.name == "condition")
+    channels, height, width = next(spec.shape for spec in graph.inputs if spec.name == "condition")
     of_path = {
-        path: load_levels(path, size=(resolution, resolution), channels=channels)
-        for path in dict.fromkeys(wish.conditions)
+        path: load_levels(path, size=(width, height), channels=channels) for path in dict.fromkeys(wish.conditions)
     }
     values = values_of_pictures("condition", torch.stack([of_path[path] for path in wish.conditions]))
     return {"condition": torch.cat([values] * settings.copies)}
