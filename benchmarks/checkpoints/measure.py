@@ -49,7 +49,8 @@ def state_of(rank: int, size: Bytes) -> TrainingState:
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    optimizer.zero_grad()
+    for parameter in parameters.values():
+        parameter.grad = None
     return TrainingState(
         model=parameters, trainable=parameters, optimizer=optimizer, ema=Ema(parameters, dict.fromkeys(parameters, 0.9))
     )

@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, RecipeError
+from diffusionpipe.holding.rest import RESTS
+from diffusionpipe.runtime.machine.buffers import num_in_memory_of
 from diffusionpipe.trainer.optim.optimizer import (
+    Group,
     build_optimizer,
     empty_optimizer_tensors,
     optimizer_tensors,
@@ -78,6 +81,15 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(name, arguments):
         step(optimizer, parameters, seed)
         step(resumed, resumed_parameters, seed)
     assert all(torch.equal(resumed_parameters[key], parameters[key]) for key in parameters)
+
+
+@pytest.mark.parametrize("rest", [RESTS["device"], RESTS["host"]], ids=["plain", "host"])
+def test_after_a_step_gradients_are_held_by_their_parameters_alone(rest):
+    parameters = {key: p for key, p in named().items() if p.ndim > 1}
+    optimizer = build_optimizer("Muon", parameters, 1e-2, {}, lambda _: Group(is_flat=True))
+    optimizer.rest(rest)
+    step(optimizer, parameters, 0)
+    assert {key: num_in_memory_of(p.grad) for key, p in parameters.items()} == dict.fromkeys(parameters, 1)
 
 
 def test_the_state_has_the_parameters_names_and_its_step_counter():

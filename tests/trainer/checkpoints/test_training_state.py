@@ -27,7 +27,7 @@ def train(module, state, steps):
         inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)).to(next(module.parameters()).dtype)
         module(inputs).square().mean().backward()
         state.optimizer.step()
-        state.optimizer.zero_grad()
+        module.zero_grad()
         state.ema.update(step)
 
 

@@ -1,7 +1,7 @@
 """The optimizer of a rank's parameters, and its state under the names of the parameters and of their groups."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -108,29 +108,37 @@ class RankOptimizer:
 
         `number`: of the update, counted from 0; weights in bfloat16 are rounded by it.
         """
-        for parameter in self._flat:
-            self._flatten(parameter)
-        with warned_once(logger.warning) if self._is_new else nullcontext():
+        with self._as_matrices(self._flat), warned_once(logger.warning) if self._is_new else nullcontext():
             for optimizer in self.parts:
                 self._step(optimizer, number)
         self._is_new = False
 
     def step_alone(self, parameter: nn.Parameter, number: int) -> None:
         """Changes one parameter, which has a gradient, to the same bits as `step`; `number`: of the update."""
-        if parameter in self._flat:
-            self._flatten(parameter)
         stepped, part = self._place(parameter)
-        with warned_once(logger.warning) if self._is_new else nullcontext(), _alone(part.optimizer, stepped):
+        with (
+            self._as_matrices(self._flat.keys() & {parameter}),
+            warned_once(logger.warning) if self._is_new else nullcontext(),
+            _alone(part.optimizer, stepped),
+        ):
             self._step(part.optimizer, number)
-        if parameter in self._flat:
-            self._flat[parameter].grad = None
         self._is_new = False
 
-    def _flatten(self, parameter: nn.Parameter) -> None:
-        """Let the matrix that is stepped in place of a parameter lie in its memory and have its gradient."""
-        matrix = self._flat[parameter]
-        matrix.data = parameter.detach().view(matrix.shape)  # whose memory may have been replaced
-        matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
+    @contextmanager
+    def _as_matrices(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """The matrices that are stepped in place of these parameters lie in their memory and have their gradients."""
+        matrices = []
+        for parameter in parameters:
+            matrix = self._flat[parameter]
+            matrix.data = parameter.detach().view(matrix.shape)  # whose memory may have been replaced
+            matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
+            matrices.append(matrix)
+        try:
+            yield
+        finally:
+            # Views keep the gradients' memory, through the next forward and backward too.
+            for matrix in matrices:
+                matrix.grad = None
 
     def _step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
         if self._resting is None:
@@ -146,13 +154,6 @@ class RankOptimizer:
         narrow = {one.stand_in: one for one in self._narrow.values()}
         shared = frozenset() if rest.is_plain else self.shared_keys()
         self._resting = Resting(rest, shared, narrow) if narrow or not rest.is_plain else None
-
-    def zero_grad(self) -> None:
-        """Sets the gradients of all its parameters to None."""
-        for part in self._parts:
-            part.optimizer.zero_grad()
-        for parameter in (*self._flat, *self._narrow):
-            parameter.grad = None
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         """The state of a parameter by key, with the rounding error of one in bfloat16; {} before its first step."""
