@@ -1,5 +1,6 @@
 """Runs with a cache of encoders' results: losses, layouts, resuming, disks and other runs."""
 
+import json
 import logging
 import multiprocessing
 import re
@@ -9,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from kit import tiny_runs
+from kit.cached_rows import opened_run
 from kit.cached_runs import (
     LAYOUT,
     assert_close,
@@ -26,6 +28,7 @@ from kit.tiny_runs import save_pictures, save_stable_diffusion, train_here
 from safetensors import safe_open
 
 from diffusionpipe.errors import ConfigError, RecipeError
+from diffusionpipe.ir.words import bytes_in_words
 from diffusionpipe.trainer.data.cache.files import shards_of
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.setup import caching as setup
@@ -214,6 +217,34 @@ def test_a_disk_that_is_too_small_is_refused_with_both_sizes(make, tmp_path):
     ):
         train_here(recipe)
     assert not (tmp_path / "run" / "cache").exists()
+
+
+def test_files_leave_less_to_write_only_where_the_run_can_read_them(make, tmp_path):
+    recipe = make(tmp_path / "run", "cache")
+    with opened_run(recipe) as run:
+        found = run.found
+    folders = sorted((tmp_path / "run" / "cache").iterdir())
+    assert len(folders) == len(found.kept) == 2
+
+    def missing():
+        with mock.patch.object(setup.shutil, "disk_usage", return_value=mock.Mock(free=0)):
+            return setup.problem_of_cache(found, recipe)
+
+    of_nothing = missing()
+    for folder, size in zip(folders, (100, 10 * found.size), strict=True):  # more than a run of these samples writes
+        (folder / f"{folder.name}.safetensors").write_bytes(bytes(size))
+    assert bytes_in_words(found.totals[_place(found, folders[0])] - 100) in missing()
+    (folders[0] / "1.safetensors").write_bytes(bytes(found.size))
+    assert missing() is None
+    for folder in folders:
+        settings = json.loads((folder / "settings.json").read_text())
+        (folder / "settings.json").write_text(json.dumps(settings | {"precision": "another"}))
+    assert missing() == of_nothing
+
+
+def _place(found, folder):
+    """The place of the kept tensor whose results a folder has."""
+    return next(place for place, one in enumerate(found.settings) if one["tensor"] in folder.name)
 
 
 def test_damaged_shards_are_computed_again(make, plain, tmp_path, caplog):

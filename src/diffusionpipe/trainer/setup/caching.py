@@ -62,14 +62,21 @@ class Cacheable:
     """Bytes of a result of each."""
     variants: tuple[float, ...]
     """Results of each sample, on average, of each."""
-    size: Bytes
-    """Bytes of all results."""
+    totals: tuple[Bytes, ...]
+    """Bytes of all results of each."""
+    settings: tuple[Mapping[str, object], ...]
+    """The settings for which results of each are true, without the weights, which are read later."""
     num_samples: int
     """The number of different samples."""
     spared: frozenset[str]
     """The layers that do not run where all results are there."""
     encoded_anew: tuple[str, ...]
     """The parts that are not kept, with the keys that forbid it, in words."""
+
+    @property
+    def size(self) -> Bytes:
+        """Bytes of all results together."""
+        return sum(self.totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +127,8 @@ def cacheable(
         counts=counts,
         sizes=sizes,
         variants=tuple(_variants(one, counts) for one in kept),
-        size=sum(num_entries(one, counts, draws) * size for one, size in zip(kept, sizes, strict=True)),
+        totals=tuple(num_entries(one, counts, draws) * size for one, size in zip(kept, sizes, strict=True)),
+        settings=tuple(_settings_without_weights(one, graph, recipe) for one in kept),
         num_samples=len(distinct),
         spared=_spared_layers(kept, graph, model),
         encoded_anew=tuple(anew),
@@ -161,14 +169,35 @@ def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
         check_folder(folder)
     except OSError as error:
         return f"nothing can be written in {folder}: {reason_of(error)}; set pipeline.cache to another folder"
-    # Files that are there already are taken off, also results of other settings.
-    missing, free = found.size - num_bytes(folder), shutil.disk_usage(existing(folder)).free
+    missing, free = found.size - _present_bytes(found, folder), shutil.disk_usage(existing(folder)).free
     if missing <= free:
         return None
     return (
         f"{folder} needs {bytes_in_words(missing)} more, and {bytes_in_words(free)} of its disk are free; make room, "
         'set pipeline.cache to a folder on a larger disk, or set encoders = "fill"'
     )
+
+
+def _present_bytes(found: Cacheable, folder: Path) -> Bytes:
+    """Bytes of results in a cache's folder that the run can read, as far as settings without weights say it."""
+    present = 0
+    for kept, total, settings in zip(found.kept, found.totals, found.settings, strict=True):
+        alike = [0]
+        for path in folder.glob(f"{_prefix(kept)}*/{SETTINGS}"):
+            theirs = _settings_in(path)
+            if theirs is not None and all(theirs.get(key) == value for key, value in settings.items()):
+                alike.append(num_bytes(path.parent))
+        # Of folders that differ in weights a run reads one; it may hold results of other samples.
+        present += min(total, max(alike))
+    return present
+
+
+def _settings_in(path: Path) -> dict[str, object] | None:
+    """The settings in a file; None where it cannot be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
+        return None
 
 
 def _sizes_of_each(assignment: Assignment | None) -> float:
@@ -305,19 +334,28 @@ def _prefix(kept: KeptTensor) -> str:
 
 def _settings(kept: KeptTensor, graph: LayerGraph, recipe: Recipe) -> dict[str, object]:
     """The settings for which a tensor is true, beside the content of samples."""
-    used = sorted({layer.component for layer in kept.layers})
+    weights = {
+        f"weights of {name}": _digest_of_weights(
+            [layer for layer in kept.layers if layer.component == name], graph.components[name]
+        )
+        for name in _components_of(kept)
+    }
+    return {**_settings_without_weights(kept, graph, recipe), **weights}
+
+
+def _components_of(kept: KeptTensor) -> list[str]:
+    return sorted({layer.component for layer in kept.layers})
+
+
+def _settings_without_weights(kept: KeptTensor, graph: LayerGraph, recipe: Recipe) -> dict[str, object]:
+    """The part of the settings that is settled before weights are read."""
+    used = _components_of(kept)
     return {
         "form": _FORM,
         "tensor": kept.name,
         "inputs": list(kept.reads),
         "precision": recipe.training.precision.value,
         "frozen_arithmetic": str(recipe.model.frozen_arithmetic),
-        **{
-            f"weights of {name}": _digest_of_weights(
-                [layer for layer in kept.layers if layer.component == name], graph.components[name]
-            )
-            for name in used
-        },
         **{f"configuration of {name}": _digest_of_configuration(graph.components[name]) for name in used},
         "layers": blake2b(" ".join(layer.name for layer in kept.layers).encode(), digest_size=16).hexdigest(),
     }
@@ -362,9 +400,8 @@ def _note_others(place: Path, settings: Mapping[str, object]) -> None:
     has_own = len(_looked_at(place)) > 0
     for other in sorted(place.parent.glob(f"{prefix}*/{SETTINGS}")):
         if other.parent != place and not has_own:  # else this run has read or written its own before
-            try:
-                theirs = json.loads(other.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+            theirs = _settings_in(other)
+            if theirs is None:
                 continue
             changed = [key for key in settings if settings[key] != theirs.get(key)]
             logger.warning(

@@ -149,8 +149,8 @@ def existing(folder: Path) -> Path:
 
 
 def num_bytes(folder: Path) -> Bytes:
-    """The bytes of all .safetensors files in the folders directly below a cache's folder."""
-    return sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
+    """The bytes of all .safetensors files directly in a folder."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def _checksum(row: Tensor) -> str:
