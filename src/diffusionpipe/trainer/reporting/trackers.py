@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from diffusionpipe.errors import ConfigError, RecipeError
+from diffusionpipe.files.input_file import read_json
 from diffusionpipe.files.output_file import write_atomically
 from diffusionpipe.plugins import Kind, load
 from diffusionpipe.trainer.recipe import SECTIONS, Recipe, RunSection, TrackerName, recipe_to_toml
@@ -90,7 +91,7 @@ def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
 
     Raises:
         RecipeError: one is not installed.
-        ConfigError: one does not start, e.g. for want of a login.
+        ConfigError: one does not start, e.g. for want of a login, or trackers.json is damaged.
     """
     if problems := list(problems_of_trackers(recipe.run)):
         raise RecipeError("\n".join(problems))
@@ -167,5 +168,20 @@ def _open(name: TrackerName, opening: TrackerConfig) -> tuple[Tracker, str | Non
 
 
 def _read_identities(folder: Path) -> dict[str, str]:
+    """The identities of the trackers' own runs, by name; {} where none is written.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
     path = folder / _IDENTITIES
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    try:
+        found = read_json(path)
+        if not isinstance(found, dict) or not all(isinstance(identity, str) for identity in found.values()):
+            raise ValueError("it must hold an object of texts")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error}; remove it, and the trackers record the rest as runs of their own"
+        ) from error
+    return found
