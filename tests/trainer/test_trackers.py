@@ -6,13 +6,13 @@ import logging
 
 import numpy as np
 import pytest
-from kit.tiny_runs import recipe_of
+from kit.tiny_runs import recipe_of, save_dit, save_pictures, train_here
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
 from diffusionpipe.errors import ConfigError, RecipeError
-from diffusionpipe.trainer.recipe import recipe_from_table, recipe_to_toml
+from diffusionpipe.trainer.recipe import recipe_from_table, recipe_to_toml, with_values
 from diffusionpipe.trainer.reporting import trackers
 from diffusionpipe.trainer.reporting.metrics import MetricsWriter, read_metrics
 from diffusionpipe.trainer.reporting.tracker import LoggedImage
@@ -196,6 +196,52 @@ def test_a_tracker_that_does_not_start_is_an_error_with_what_to_do(recipe, monke
     monkeypatch.setattr(trackers, "_open", refuse)
     with pytest.raises(ConfigError, match=r"tensorboard did not start: PermissionError: not logged in\nset up"):
         open_trackers(recipe, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{", "Expecting property name"), ("[]", "an object of texts"), ('{"wandb": 1}', "an object of texts")],
+)
+def test_a_damaged_file_of_identities_is_an_error_with_what_to_do(recipe, text, reason):
+    recipe.run.folder.mkdir()
+    (recipe.run.folder / "trackers.json").write_text(text)
+    with pytest.raises(ConfigError, match=rf"trackers\.json: cannot be read: .*{reason}.*; remove it, and the"):
+        open_trackers(recipe, 3)
+
+
+class Closing(Recording):
+    def close(self):
+        self.calls = "closed"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of one step."""
+    folder = tmp_path_factory.mktemp("trained")
+    save_dit(folder / "dit")
+    save_pictures(folder / "data")
+    recipe = recipe_of(folder / "dit", folder / "data", folder / "run", training={"steps": 1})
+    train_here(recipe, exports=False)
+    return recipe
+
+
+def test_a_run_that_ends_before_its_first_step_closes_its_trackers(trained, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(trackers, "_open", lambda *_: (opened.append(Closing()) or opened[-1], None))
+
+    def stop(start):
+        raise ConfigError("the user says no")
+
+    fresh = with_values(trained, {"run.folder": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match="says no"):
+        train_here(fresh, announce=stop)
+    longer = with_values(trained, {"training.steps": 2})
+    metrics = trained.run.folder / "metrics.jsonl"
+    metrics.rename(tmp_path / "metrics.jsonl")
+    metrics.mkdir()
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        train_here(longer, "latest")
+    assert [one.calls for one in opened] == ["closed", "closed"]
 
 
 def test_configurations_are_plain_values(recipe):

@@ -127,72 +127,87 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             return step
     if hooks.tell_data is not None and data.survey is not None:
         hooks.tell_data(data.survey.lines)
-    # A login may be missing: before anything long.
-    trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
-    try:
+    # Trackers end their runs, however this one ends.
+    with ExitStack() as recording:
+        # A login may be missing: before anything long.
+        trackers = Trackers() if checkpoint is not None else _opened_trackers(recipe, recording)
         found = cache_of(opened, data)
         planning = planning_of(hooks, screen, data, is_resumed=checkpoint is not None)
         session = open_session(recipe, job, planning, opened, kept=names_of_kept(found))
         data, cache = with_cache(found, session, data, hooks.judge_cache)
-    except BaseException:
-        trackers.close()
-        raise
-    if data.sizes is not None:  # micro-batches that follow each other are about as long: stages wait less
-        data = replace(data, sizes=replace(data.sizes, pipelines=session.plan.mesh.data_parallel))
-    # One rank looks for signal files; its votes reach all.
-    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
-    with stopping.listening():
-        state = RunState(
-            session=session,
-            hooks=hooks,
-            screen=screen,
-            data=data,
-            cache=cache,
-            stopping=stopping,
-            metrics=None,
-            kept=facts_to_keep(identity, values_of(recipe), settled.stated),
-            step=step,
-            spikes=Spikes(recipe.training.on_spike),
-            loss_rates=_loss_rates(recipe),
-            checkpoints=RunCheckpoints(
-                job,
-                folder,
-                recipe.checkpoint.keep,
-                screen,
-                is_asynchronous=can_checkpoint_async(session),
-                published=adapters_of_checkpoints(recipe, session.members) if recipe.checkpoint.adapters else None,
-            ),
-        )
-        if checkpoint is not None:
-            _load(state, checkpoint)
-        _announce(state, checkpoint)
-        if session.is_first:
-            _record(state, trackers, is_resumed=checkpoint is not None)
-        try:
-            _train(state)
-            # The last step may have saved already, as `checkpoint.every` says.
-            if state.checkpoints.saved != state.step:
-                _save(state, is_last=True)
-            state.checkpoints.finish()
-            if state.cache is not None:
-                state.cache.close()
-                if session.is_first:
-                    counts = {name.removeprefix("num_"): count for name, count in state.cache.counts().items()}
-                    logger.info("cache_of_this_rank %s", " ".join(f"{name}={count}" for name, count in counts.items()))
-        except BaseException as error:
-            state.checkpoints.leave(error)
-            if isinstance(error, TrainingError):  # after the last checkpoint is complete
-                raise type(error)(f"{error}\n{kept_of(folder).remedy(may_be_ruined=True)}") from error
-            raise
-        finally:
-            if state.metrics is not None:
-                state.metrics.close()
+        if data.sizes is not None:  # micro-batches that follow each other are about as long: stages wait less
+            data = replace(data, sizes=replace(data.sizes, pipelines=session.plan.mesh.data_parallel))
+        # One rank looks for signal files; its votes reach all.
+        stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
+        with stopping.listening():
+            state = RunState(
+                session=session,
+                hooks=hooks,
+                screen=screen,
+                data=data,
+                cache=cache,
+                stopping=stopping,
+                metrics=None,
+                kept=facts_to_keep(identity, values_of(recipe), settled.stated),
+                step=step,
+                spikes=Spikes(recipe.training.on_spike),
+                loss_rates=_loss_rates(recipe),
+                checkpoints=RunCheckpoints(
+                    job,
+                    folder,
+                    recipe.checkpoint.keep,
+                    screen,
+                    is_asynchronous=can_checkpoint_async(session),
+                    published=adapters_of_checkpoints(recipe, session.members) if recipe.checkpoint.adapters else None,
+                ),
+            )
+            if checkpoint is not None:
+                _load(state, checkpoint)
+            _announce(state, checkpoint)
+            from_first(lambda: _record(state, trackers, recording, is_resumed=checkpoint is not None))
+            _train_to_end(state)
     _finish(state)
     return state.step
 
 
-def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
-    """Open what rank 0 records the run in; a resumed run opens its trackers only now, because they need the step."""
+def _train_to_end(state: RunState) -> None:
+    """All steps and the last checkpoint, which is completed also where training fails on all ranks alike."""
+    try:
+        _train(state)
+        # The last step may have saved already, as `checkpoint.every` says.
+        if state.checkpoints.saved != state.step:
+            _save(state, is_last=True)
+        state.checkpoints.finish()
+        if state.cache is not None:
+            state.cache.close()
+            if state.session.is_first:
+                counts = {name.removeprefix("num_"): count for name, count in state.cache.counts().items()}
+                logger.info("cache_of_this_rank %s", " ".join(f"{name}={count}" for name, count in counts.items()))
+    except BaseException as error:
+        state.checkpoints.leave(error)
+        if isinstance(error, TrainingError):  # after the last checkpoint is complete
+            kept = kept_of(state.session.recipe.run.folder)
+            raise type(error)(f"{error}\n{kept.remedy(may_be_ruined=True)}") from error
+        raise
+
+
+def _opened_trackers(recipe: Recipe, recording: ExitStack) -> Trackers:
+    """The trackers of a new run on rank 0, none on the others; every rank calls it. `recording` closes them."""
+    opened = Trackers()
+
+    def open_here() -> None:
+        nonlocal opened
+        opened = recording.enter_context(closing(open_trackers(recipe, None)))
+
+    from_first(open_here)
+    return opened
+
+
+def _record(state: RunState, trackers: Trackers, recording: ExitStack, *, is_resumed: bool) -> None:
+    """Open what rank 0 records the run in; `recording` closes it.
+
+    A resumed run opens its trackers only now, because they need the step.
+    """
     session, step = state.session, state.step
     recipe = session.recipe
     forget_end(recipe.run.folder)
@@ -203,8 +218,8 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
     write_documents(recipe, session.plan)
     write_rate(recipe.run.folder, drawn_rate(recipe, state.data.train.dataset))
     if is_resumed:
-        trackers = open_trackers(recipe, step)
-    state.metrics = MetricsWriter(recipe.run.folder, step if is_resumed else None, trackers)
+        trackers = recording.enter_context(closing(open_trackers(recipe, step)))
+    state.metrics = recording.enter_context(MetricsWriter(recipe.run.folder, step if is_resumed else None, trackers))
     state.progress = TrainingProgress(
         num_steps=recipe.training.num_steps, first_step=step, batch=session.plan.batch, screen=state.screen
     )
