@@ -4,12 +4,17 @@ Every operation that the rank's thread runs is seen. A storage counts from the o
 refers to it any more. Weights, gradients and the like are left out by name, everything else counts: activations, what
 is put aside for weight gradients, messages and their buffers, raw inputs and frozen outputs. It is counted between two
 actions, when what a layer needs while it runs is gone.
+
+Values bear on no byte, and attention takes most of the time. `FORMS_ALONE` are the operations that are
+computed once for each form of their arguments (shapes, strides, types); after that their results are zeros of the form
+that was seen. All other operations, and everything that the runtime does, run as they always do.
 """
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -27,6 +32,50 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
+_ATEN = torch.ops.aten
+FORMS_ALONE = frozenset(
+    {
+        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        _ATEN.convolution.default,
+        _ATEN.convolution_backward.default,
+    }
+)
+
+
+def form_of(value: Any) -> Any:
+    """What the form of a result depends on: of a tensor its shape, strides and type, of anything else itself."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (tuple, list)):
+        return tuple(form_of(one) for one in value)
+    return value
+
+
+def zeros_of(form: Any) -> Any:
+    """New zeros where `form_of` saw a tensor; anything else as it was."""
+    if not isinstance(form, tuple):
+        return form
+    if len(form) == 3 and isinstance(form[2], torch.dtype):
+        shape, strides, dtype = form
+        return torch.empty_strided(shape, strides, dtype=dtype).zero_()
+    return tuple(zeros_of(one) for one in form)
+
+
+_RESULTS: dict[Any, Any] = {}
+"""The forms of results by operation and forms of its arguments, for all cases of a process."""
+
+
+def of_this_form(operation: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """The operation's result the first time that it has arguments of these forms, then zeros like it."""
+    key = operation, form_of(args)
+    if key in _RESULTS:
+        return zeros_of(_RESULTS[key])
+    result = operation(*args)
+    _RESULTS[key] = form_of(result)
+    return result
+
+
 class _Known(weakref.ref[Any]):
     """A reference to a storage that says which one it was when the storage is gone."""
 
@@ -35,10 +84,14 @@ class _Known(weakref.ref[Any]):
 
 
 class LiveStorages(TorchDispatchMode):
-    """The storages that operations have made since it was entered, and that still live."""
+    """The storages that operations have made since it was entered, and that still live.
 
-    def __init__(self) -> None:
+    `computes_all`: attention and convolutions are computed each time.
+    """
+
+    def __init__(self, *, computes_all: bool = False) -> None:
         super().__init__()
+        self._forms_alone = frozenset() if computes_all else FORMS_ALONE
         self.bytes_of: dict[int, int] = {}
         self._known: dict[int, _Known] = {}
 
@@ -48,9 +101,12 @@ class LiveStorages(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        if kwargs:
+            result = func(*args, **kwargs)
+        else:
+            result = of_this_form(func, args) if func in self._forms_alone else func(*args)
         given = None
-        for tensor in tensors_in((result,)):
+        for tensor in (result,) if isinstance(result, Tensor) else tensors_in((result,)):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key in self._known:

@@ -127,11 +127,11 @@ def profiled(name: str) -> tuple[LayerGraph, ModelGraph, Profile]:
     return graph, model, profile
 
 
-def held_by(case: Case) -> Held:
-    """Raises ConfigError where the schedule cannot do these sizes."""
+def held_by(case: Case, *, computes_all: bool = False) -> Held:
+    """Raises ConfigError where the schedule cannot do these sizes; `computes_all` as of `LiveStorages`."""
     graph, model, profile = profiled(case.model)
     plan, predicted = planned(case, model, profile)
-    counted = counted_in(graph, model, plan)
+    counted = counted_in(graph, model, plan, computes_all=computes_all)
     most = max(range(len(counted)), key=counted.__getitem__)
     is_split = any(Op.W in pipeline.ops for pipeline in plan.train.placement.pipelines)
     return Held(counted=counted[most], predicted=predicted[most], is_split=is_split)
@@ -183,7 +183,7 @@ def programs_of(worker: Worker) -> list[list[tuple[Callable[[], None] | None, Ca
     return [program.instructions() for program in worker.train._programs]
 
 
-def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
+def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan, *, computes_all: bool) -> list[int]:
     """What each rank holds at most between two actions of a third step, each rank a thread."""
     inputs = raw_inputs(graph, plan.batch)
     copies = copies_of(graph, plan.mesh.num_ranks)
@@ -193,7 +193,7 @@ def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
         most = 0
         for weight in canonical_names(own.components):
             weight.grad = None  # of the case before
-        with LiveStorages() as live:
+        with LiveStorages(computes_all=computes_all) as live:
             worker = build_worker(own, model, plan, rank, UnseenCopies(transport), device=CPU)
             weights = [t for part in own.components.values() for t in (*part.parameters(), *part.buffers())]
             # Rows of validation and drawing are there all the time, and no part of a training step.

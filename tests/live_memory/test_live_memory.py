@@ -4,7 +4,7 @@ import pytest
 import torch
 from live_memory import __main__ as program
 from live_memory.__main__ import LEAST, MOST
-from live_memory.counter import LiveStorages
+from live_memory.counter import FORMS_ALONE, LiveStorages, form_of, of_this_form
 from live_memory.runs import Case, Held, held_by
 
 from diffusionpipe.errors import ConfigError
@@ -17,6 +17,41 @@ def test_a_split_backward_holds_what_is_predicted(is_recomputed):
     held = held_by(Case(model="dit", schedule="zb-h1", ranks=2, is_recomputed=is_recomputed))
     assert held.is_split
     assert LEAST <= held.ratio <= MOST
+
+
+COMPUTED = [
+    ("dit", "zb-h1", False),
+    ("flux", "1f1b", True),
+    ("flux, adapters, nf4", "interleaved", False),
+    ("stable diffusion", "zb-v", True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "schedule", "is_recomputed"), COMPUTED)
+def test_as_much_is_held_where_all_is_computed(model, schedule, is_recomputed):
+    """`make memory` takes zeros in place of what attention gives: not a byte more or less may live."""
+    case = Case(model=model, schedule=schedule, ranks=2, is_recomputed=is_recomputed)
+    assert held_by(case, computes_all=True) == held_by(case)
+
+
+def test_a_result_that_is_not_computed_has_the_form_of_one_that_is():
+    draws = random.Random(1)
+    for _ in range(100):
+        heads, tokens, width = (draws.randint(1, 6) for _ in range(3))
+        query = torch.randn(2, tokens, heads, width).transpose(1, 2)
+        key = torch.randn(2, heads, draws.randint(1, 6), width)
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        assert attend in FORMS_ALONE
+        computed, *zeros = (of_this_form(attend, (query, key, key)) for _ in range(3))
+        assert form_of(computed) == form_of(zeros[0]) == form_of(zeros[1])
+
+
+def test_zeros_are_new_storages_each_time():
+    product, (first, second) = torch.ops.aten.mm.default, (torch.ones(4, 5), torch.ones(5, 3))
+    product_of = [of_this_form(product, (first, second)) for _ in range(3)]
+    assert len({one.untyped_storage()._cdata for one in product_of}) == 3
+    assert not product_of[2].any()
 
 
 @pytest.mark.slow
