@@ -344,6 +344,17 @@ def test_parts_of_any_ranks_are_taken_apart_as_they_were_joined(ranks):
         assert torch.equal(found[name].up, adapter.up)
 
 
+def test_magnitudes_are_taken_apart_in_the_order_of_their_rows():
+    """In DoRA each row has a magnitude: where halves of rows change places, theirs do too."""
+    adapters = _of_ranks("q", 2, 2)
+    parts = [OriginalRows("q.0", 4, is_swapped=True), OriginalRows("q.1", 4)]
+    whole = replace(joined(parts, adapters), magnitude=torch.arange(8.0).reshape(1, 8))
+    found = separated(parts, whole)
+    assert torch.equal(found["q.0"].up, adapters["q.0"].up)
+    assert found["q.0"].magnitude.tolist() == [2, 3, 0, 1]
+    assert found["q.1"].magnitude.tolist() == [4, 5, 6, 7]
+
+
 @pytest.mark.parametrize(("ranks", "dead"), [((2, 2, 2), 1), ((1, 3, 2), 0), ((1, 3, 2), 2)])
 def test_a_part_that_adds_nothing_is_taken_apart_by_the_ranks_that_are_expected(ranks, dead):
     adapters = _of_ranks("q", *ranks)

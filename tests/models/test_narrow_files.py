@@ -1,5 +1,7 @@
 """Folders whose weights are stored in 4 bits, int8 or float8 with scales are read as wide ones, or refused by name."""
 
+from math import ceil
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -82,6 +84,30 @@ def test_float8_is_multiplied_by_its_scales(tmp_path, weight, end, shape):
         Form.INT8, *encode(Form.INT8, (numbers.float() * of_each).bfloat16()), (ROWS, COLUMNS), torch.float32
     )
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("rows", "block"), [(576, 128), (130, 128), (127, 128), (6, 2)])
+def test_the_last_block_of_float8_may_be_cut(tmp_path, rows, block):
+    """Blocks are 128 wide however many of them there are; 576 rows in 5 blocks are not 116 each."""
+    scales = torch.rand((ceil(rows / block), 1), generator=torch.Generator().manual_seed(rows)) + 0.5
+    numbers = torch.randn(rows, 8, generator=torch.Generator().manual_seed(1)).to(torch.float8_e4m3fn)
+    save_file({"to_q.weight": numbers, "to_q.weight_scale_inv": scales}, tmp_path / "file.safetensors")
+    with opened(tmp_path / "file.safetensors") as file:
+        found = file.get("to_q.weight")
+    expected = numbers.float() * scales[torch.arange(rows) // block]
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0)
+
+
+def test_blocks_of_another_size_that_may_be_cut_are_refused(tmp_path):
+    stored = {"to_q.weight": torch.zeros(100, 8).to(torch.float8_e4m3fn), "to_q.weight_scale_inv": torch.ones(3, 1)}
+    save_file(stored, tmp_path / "file.safetensors")
+    with (
+        opened(tmp_path / "file.safetensors") as file,
+        pytest.raises(
+            ModelError, match=r"to_q.weight has 3 scales for a side of 100 numbers.*get the model in bfloat16"
+        ),
+    ):
+        file.get("to_q.weight")
 
 
 def test_float8_without_scales_is_read_as_numbers(tmp_path, weight):

@@ -3,6 +3,8 @@
 w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } and backwards on { w_j[v - b_j] } )
 """
 
+import re
+
 import pytest
 import torch
 from kit.covering import covering
@@ -24,6 +26,7 @@ from diffusionpipe.holding import Ledger, Workload
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions, batches_held, versions_held
 from diffusionpipe.planner import build_plan
+from diffusionpipe.runtime.engine.windows import WindowExecutor
 from diffusionpipe.runtime.weights.versions import BlockVersions
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.memory import peak_memory
@@ -56,6 +59,30 @@ CASES = covering(ROWS, MODELS, (2, 3, 4), (1, 4), first=QUICK)
 @pytest.mark.parametrize(("versions", "name", "stages", "microbatches"), quick_and_slow(CASES, quick=QUICK))
 def test_a_window_is_the_recurrence(versions, name, stages, microbatches):
     assert is_within_limits(distances(name, layout_of(versions, stages, microbatches), optimizers_of(versions)))
+
+
+@pytest.mark.parametrize("op", ["F", "B"])
+def test_an_action_for_which_no_memory_is_left_is_named(monkeypatch, op):
+    graph, model, batches = model_of("dit")
+    plan = build_plan(model, layout_of(Versions.STASHED, 2, 2))
+    instruction, number = WindowExecutor._instruction, iter(range(100))
+
+    def scarce(self, compiler, context, encoder, action):
+        wait, run = instruction(self, compiler, context, encoder, action)
+
+        def without_memory():
+            if str(action).startswith(f"1{op}0") and next(number) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            run()
+
+        return wait, without_memory
+
+    monkeypatch.setattr(WindowExecutor, "_instruction", scarce)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        pipeline_of(graph, model, plan, batches, ("momentum",), (STEPS,), None)
+    assert re.match(
+        rf"It ran out at action 1{op}0.* of stage 1, micro-batch 0\); host memory ", caught.value.__notes__[0]
+    )
 
 
 @pytest.mark.parametrize("versions", [Versions.STASHED, Versions.PREDICTED])

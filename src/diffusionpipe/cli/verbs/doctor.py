@@ -58,7 +58,7 @@ def doctor(
 
 
 def _before_start(ranks: int, port: int | None) -> list[Finding]:
-    """Faults of this machine without which no rank could start."""
+    """Faults of this machine with which no rank could start."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.runtime.job.interfaces import GLOO, check_interfaces
     from diffusionpipe.runtime.job.loopback import loopback_listener

@@ -118,7 +118,7 @@ def _value(layer: str, name: str, few: Any, many: Any) -> _Value:
         if not isinstance(one, Tensor):
             raise ModelError(f"{layer} returns a {type(one).__name__} beside its tensors")
         sizes = list(zip(one.shape, other.shape, strict=True))
-        if sizes[:1] != [_BATCHES] and _BATCHES not in sizes:
+        if _BATCHES not in sizes:
             raise ModelError(f"{layer} returns a tensor of shape {tuple(one.shape)} for {_BATCHES[0]} samples")
         # Where several dimensions count samples, the first one is taken.
         dimensions.append(sizes.index(_BATCHES))

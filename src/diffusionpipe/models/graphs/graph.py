@@ -54,7 +54,7 @@ class LayerGraph:
     """The tensors that backbones read of their own pass before (`Backbone.estimate`): layers read them before the loss
     writes them."""
     widened: frozenset[str] = frozenset()
-    """Canonical names of weights whose second half of inputs a stored model may lack; it is zero then."""
+    """Canonical names of weights that may have more inputs than a stored model's: its columns are zero for these."""
     patch: int | None = None
     """Side of the square of latents that is one token of the denoiser; None if it has no tokens."""
     size: Clip | None = None

@@ -60,7 +60,7 @@ class LossKind(StrEnum):
 MIN_MODE_SCALE, MAX_MODE_SCALE = -1.0, 2 / (pi - 2)
 """Between them the times of `mode` grow with the uniform number (Esser et al., 2024, section 3.1)."""
 MIN_BETA, MAX_BETA = 0.1, 100.0
-"""The least and the largest parameter for which `incomplete_beta` has its accuracy."""
+"""The least and the largest parameter for which `beta_quantile` has its accuracy."""
 DEFAULTS: Mapping[str, object] = {
     "time_sampling": TimeSampling.UNIFORM,
     "logit_mean": 0.0,

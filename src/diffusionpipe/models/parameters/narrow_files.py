@@ -20,6 +20,8 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError
 
+_BLOCK = 128
+"""The side of a block with one scale in files with `weight_scale_inv`."""
 _STATE = ".quant_state.bitsandbytes__"
 _BESIDE_4_BITS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 _BESIDE_INT8 = (".SCB", ".weight_format")
@@ -118,10 +120,27 @@ class WidenedFile:
             # bitsandbytes stores the largest magnitude of each row.
             return _times(stored, scales / 127, self._file, key).to(torch.bfloat16)
         if end == ".weight_scale_inv":
-            rows, columns = (ceil(side / count) for side, count in zip(stored.shape, scales.shape, strict=True))
-            scales = scales.repeat_interleave(rows, 0)[: stored.shape[0]]
-            scales = scales.repeat_interleave(columns, 1)[:, : stored.shape[1]]
+            for axis, (side, count) in enumerate(zip(stored.shape, scales.shape, strict=True)):
+                block = self._block_side(key, side, count)
+                scales = scales.repeat_interleave(block, axis).narrow(axis, 0, side)
         return _times(stored, scales, self._file, key).to(torch.bfloat16)
+
+    def _block_side(self, key: str, side: int, count: int) -> int:
+        """How many numbers of a side of a matrix have one scale, if it has `count` of them.
+
+        Files do not say it. All published ones have blocks of 128, of which the last may be cut.
+
+        Raises:
+            ModelError: the side has blocks of another size, and they may be cut.
+        """
+        if ceil(side / _BLOCK) == count:
+            return _BLOCK
+        if not count or side % count:
+            raise ModelError(
+                f"{self._file}: {key} has {count} scales for a side of {side} numbers, so its blocks do not have "
+                f"{_BLOCK} numbers each; get the model in bfloat16, or with blocks of {_BLOCK}"
+            )
+        return side // count
 
     def _state(self, key: str) -> Mapping[str, Any]:
         if key not in self._states:

@@ -272,8 +272,8 @@ def _check_problems(messages: Sequence[tuple[int, Tensor]]) -> None:
 
 def _check_lengths(counts: Sequence[int], most: Bytes) -> None:
     for rank, count in enumerate(counts):
-        # The limit of a problem is in characters, which UTF-8 writes in up to four bytes.
-        if not -_LONGEST_PROBLEM * 4 <= count <= most:
+        # The limit of a problem is in characters: UTF-8 writes one in up to four bytes, "backslashreplace" in six.
+        if not -_LONGEST_PROBLEM * 6 <= count <= most:
             raise _refusal(rank, f"a message of {count:,} bytes; a message has 0 to {most:,}")
 
 
@@ -282,7 +282,7 @@ def _read(text: bytes, form: JsonForm[T], rank: int) -> T:
         return form.read(json.loads(text) if text else None)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-        raise _refusal(rank, f"a message that cannot be read ({problem[:500]})") from error
+        raise _refusal(rank, f"a message that cannot be read ({problem[:_LONGEST_PROBLEM]})") from error
 
 
 def _refusal(rank: int, problem: str) -> ConfigError:

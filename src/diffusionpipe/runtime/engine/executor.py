@@ -54,6 +54,7 @@ it posts the receive of a gradient before its second forward [1], and waits for 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Range, Schedule
@@ -68,7 +69,7 @@ from diffusionpipe.runtime.engine.slot import Output, Slot
 from diffusionpipe.runtime.job.progress import Whereabouts
 from diffusionpipe.runtime.machine.error_file import is_shortage
 from diffusionpipe.runtime.machine.occupied_memory import occupied_memory
-from diffusionpipe.runtime.recording.trace import Recording, marks_of, position_of, recorder_for
+from diffusionpipe.runtime.recording.trace import Recording, StreamRecorder, marks_of, position_of, recorder_for
 from diffusionpipe.timing.sends import releases_of
 from diffusionpipe.units import Seconds
 
@@ -204,7 +205,7 @@ class Executor:
             self._finish()
         except (RuntimeError, MemoryError) as error:
             if is_shortage(error):
-                error.add_note(self._shortage())
+                error.add_note(shortage_at(self._steps, self.recording.recorder, self._equipment.device))
             raise
         finally:
             # Also after an error: copies of the weights are stale after the next update.
@@ -245,16 +246,6 @@ class Executor:
         """Record a time after the last iteration, for `Recording.times_after`."""
         self.recording.recorder.mark()
 
-    def _shortage(self) -> str:
-        """The place of the host in the iteration at which memory ran out, and the bytes in use, in words."""
-        index, _ = position_of([marks for marks, _ in self._steps], self.recording.recorder.issued())
-        place = named(self._steps[index][1]) if index < len(self._steps) else "the end of the iteration"
-        sizes = occupied_memory(self._equipment.device)
-        held = ", ".join(
-            f"{name.removesuffix('_gib').replace('_', ' ')} {size:.1f} GiB" for name, size in sizes.items()
-        )
-        return f"It ran out at {place}; {held}."
-
     def _finish(self) -> None:
         # Left over are sends of whose end no news has come, and frozen outputs of the next batch, for which no action
         # waits.
@@ -277,6 +268,18 @@ def named(step: object) -> str:
         return "the casts of the weights"
     words = f" ({_WORDS[step.op]} of stage {step.stage}, micro-batch {step.microbatch})" if step.op in _WORDS else ""
     return f"action {step}{words}"
+
+
+def shortage_at(steps: Sequence[tuple[int, object]], recorder: StreamRecorder, device: torch.device) -> str:
+    """The place of the host among `steps` at which memory ran out, and the bytes in use, in words.
+
+    `steps`: with the number of marks of each, as in `Recording.steps`.
+    """
+    index, _ = position_of([marks for marks, _ in steps], recorder.issued())
+    place = named(steps[index][1]) if index < len(steps) else "the end of the iteration"
+    sizes = occupied_memory(device).items()
+    held = ", ".join(f"{name.removesuffix('_gib').replace('_', ' ')} {size:.1f} GiB" for name, size in sizes)
+    return f"It ran out at {place}; {held}."
 
 
 def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:

@@ -27,11 +27,12 @@ from diffusionpipe.runtime.comm.transport import Pending
 from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.compiler import Compiler, Instruction
 from diffusionpipe.runtime.engine.equipment import Equipment
-from diffusionpipe.runtime.engine.executor import Executor, named, sources_of, with_inputs
+from diffusionpipe.runtime.engine.executor import Executor, named, shortage_at, sources_of, with_inputs
 from diffusionpipe.runtime.engine.routing import extents_of, routes_of
 from diffusionpipe.runtime.engine.slot import Output, Slot
 from diffusionpipe.runtime.engine.transfers import Sending
 from diffusionpipe.runtime.job.progress import Whereabouts
+from diffusionpipe.runtime.machine.error_file import is_shortage
 from diffusionpipe.runtime.recording.trace import Recording, marks_of, recorder_for
 from diffusionpipe.runtime.weights.versions import BlockVersions
 from diffusionpipe.timing.sends import window_releases_of
@@ -179,7 +180,7 @@ class WindowExecutor:
                 batch's store. Its time is a wait of the batch's first fill.
         """
         # The flush would then wait for batches whose windows come after it.
-        assert self._begun <= stop, "batches behind the flush have begun"
+        assert self._begun <= stop, "batches after the flush have begun"
         lead = self.schedule.lead
         self._num_runs += 1
         self._feed = feed
@@ -241,12 +242,17 @@ class WindowExecutor:
         recorder.reset()
         mark = recorder.mark
         mark()
-        for _, wait, run in program:
-            if wait is not None:
-                wait()
+        try:
+            for _, wait, run in program:
+                if wait is not None:
+                    wait()
+                    mark()
+                run()
                 mark()
-            run()
-            mark()
+        except (RuntimeError, MemoryError) as error:
+            if is_shortage(error):
+                error.add_note(shortage_at(steps, recorder, self._equipment.device))
+            raise
         mark()
 
     def _instruction(

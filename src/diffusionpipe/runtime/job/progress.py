@@ -148,7 +148,7 @@ class Progress:
         self._still = 0.0
         self._beside: _Beside | None = None
 
-    # ---- the main thread
+    # The main thread.
 
     def configure(self, stuck_after: Limit, folder: Path | None) -> None:
         """Set the limit of time without progress in a step, and the folder for stacks; None: no limit, no stacks."""
@@ -210,7 +210,7 @@ class Progress:
         self._durations.append(seconds)
         self._count += 1
 
-    # ---- another thread
+    # Another thread.
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
@@ -221,7 +221,7 @@ class Progress:
         finally:
             self._beside = None
 
-    # ---- the watchdog's thread
+    # The watchdog's thread.
 
     def limit(self) -> Seconds | None:
         """The time without progress that is allowed in the present phase; None: any."""

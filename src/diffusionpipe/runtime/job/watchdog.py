@@ -210,7 +210,7 @@ class Watchdog:
                 self._verdict = Verdict(fate=ExitReason.SILENT, reason=reason, member=member)
                 raise PeerError(self._message(self._verdict))
 
-    # ---- the beating thread
+    # The beating thread.
 
     def _watch(self) -> None:
         beat, looked = 0, time.monotonic()
@@ -334,7 +334,7 @@ class Watchdog:
                 heard = store.add("heard", 0)
         return verdict
 
-    # ---- the thread that watches the store: a client blocks for ever when the store's machine loses power
+    # The thread that watches the store: a client blocks for ever when the store's machine loses power.
 
     def _watch_store(self) -> None:
         pause, silence, answers = self._post.interval / 2, 0.0, self._answers
@@ -350,7 +350,7 @@ class Watchdog:
             unnamed = RankProcess(rank=self._post.store_rank, host="", pid=0, machine="")
         return Verdict(fate=ExitReason.STORE_LOST, reason=reason, member=self._store_holder or unnamed)
 
-    # ---- both
+    # Both threads.
 
     def _conclude(self, verdict: Verdict) -> None:
         with self._lock:

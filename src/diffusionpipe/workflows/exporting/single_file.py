@@ -52,11 +52,11 @@ def merged_export(run: Path, out: Path) -> Path:
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
     from diffusionpipe.trainer.exports.run_export import export_checkpoint
-    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.trainer.recipe.decided import recorded_recipe
     from diffusionpipe.workflows.drawing.run_recipe import recipe_of
 
     path = recipe_of(run)
-    recipe, folder = load_recipe(path), path.parent
+    recipe, folder = recorded_recipe(path), path.parent
     checkpoint = latest(folder)
     if checkpoint is None:
         raise ConfigError(

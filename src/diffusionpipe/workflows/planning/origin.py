@@ -67,8 +67,8 @@ def _keys(setting: Setting, optimizer: str) -> Iterator[tuple[str, object]]:
     yield "optimizer.name", optimizer
     adapters = [one for one in graph.parameters if one.is_trainable and _DOWN in one.name]
     if adapters:
-        # The matrix is (rank, inputs), and a rank is below the inputs.
-        yield "lora.rank", min(adapters[0].shape)
+        # The matrix is (rank, inputs), of a convolution (rank, channels, height, width).
+        yield "lora.rank", adapters[0].shape[0]
     shapes = [graph.tensor(name).shape for name in graph.inputs if name in _CAPTIONS]
     if shapes and len(shapes[0]) > 1:
         yield "data.caption_chunks", shapes[0][0]

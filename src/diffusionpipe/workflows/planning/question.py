@@ -236,7 +236,8 @@ def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
     larger = with_more_cards(setting.cluster) if not asked.used else ()
     find = partial(ways_out, setting, larger=larger, batch=bool(asked.batches), smaller=_smaller(asked, tell))
     is_open = asked.model is not None or asked.recipe is not None
-    for way in find(layers=is_open) or find():
+    # Layers of a profile cannot be changed; then a way with other layers at least says what to profile.
+    for way in find() if is_open else find(layers=False) or find():
         unit, size = unit_of(way.nearest.use.total)
         words = ", ".join(change.words for change in way.changes)
         text = f"This fits, with {way.nearest.use.total / size:.1f} {unit} on the fullest device: {words}"

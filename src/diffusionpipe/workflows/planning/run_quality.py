@@ -64,11 +64,11 @@ def check_same_model(folder: Path, asked: PlanQuestion) -> None:
 
 def _recipe_of(folder: Path) -> Recipe:
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.trainer.recipe.decided import recorded_recipe
 
     if not (folder / "recipe.toml").exists() or not (folder / "plan.json").exists():
         raise ConfigError(f"--quality: {folder} is not the folder of a run: it has no recipe.toml or no plan.json")
-    return load_recipe(folder / "recipe.toml")
+    return recorded_recipe(folder / "recipe.toml")
 
 
 def _reason(folder: Path, every: int | None, steps: int) -> str:

@@ -289,10 +289,6 @@ def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
     """
     wanted = mesh.num_ranks if ranks is None else ranks
     size, groups = mesh.pipeline, mesh.data_parallel
-    if mesh.num_ranks != size * groups:
-        raise ConfigError(
-            "only data-parallel groups of pipelines can be rehearsed; this plan also splits single stages"
-        )
     if wanted > mesh.num_ranks:
         raise ConfigError(f"the plan has {mesh.num_ranks} ranks, but --ranks asks for {wanted}; leave out --ranks")
     if wanted < size or wanted % size:

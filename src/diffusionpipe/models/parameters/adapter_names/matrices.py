@@ -125,7 +125,9 @@ def separated(
         columns = _blocks([ups[number] for number in live], adapter.rank)
     found = {}
     for number, own in zip(live, columns, strict=True):
-        magnitude = None if adapter.magnitude is None else adapter.magnitude.split(sizes)[number]
+        magnitude = None
+        if adapter.magnitude is not None:  # one number a row, in the order of the rows
+            magnitude = _ordered(parts[number], adapter.magnitude.flatten().split(sizes)[number])
         found[parts[number].module] = Adapter(
             down=adapter.down[own], up=ups[number][:, own].contiguous(), scale=adapter.scale, magnitude=magnitude
         )
@@ -160,6 +162,6 @@ def _is_used_beside(up: Tensor, columns: slice) -> bool:
     return bool(up[:, : columns.start].any()) or bool(up[:, columns.stop :].any())
 
 
-def _ordered(part: OriginalRows, up: Tensor) -> Tensor:
+def _ordered(part: OriginalRows, rows: Tensor) -> Tensor:
     """The rows as the other side has them."""
-    return torch.cat(up.chunk(2)[::-1]) if part.is_swapped else up
+    return torch.cat(rows.chunk(2)[::-1]) if part.is_swapped else rows
