@@ -136,3 +136,14 @@ def test_the_update_is_on_a_thread_of_its_own_and_arrows_stay_within_their_copy(
     ]
     ends = {e["id"]: e["pid"] for e in events(trace, "f")}
     assert [(e["pid"], ends[e["id"]]) for e in events(trace, "s")] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+
+
+def test_without_a_flush_an_update_is_an_action_on_that_thread(tmp_path):
+    _, timeline = example()
+    step = Span(worker=1, action=Action(stage=1, op=Op.STEP), start=10, end=11)
+    perfetto(replace(timeline, spans=(*timeline.spans, step)), tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    (drawn,) = (e for e in events(trace, "X") if e["cat"] == "update")
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events(trace, "M") if e["name"] == "thread_name"}
+    assert names[drawn["pid"], drawn["tid"]] == "update"
+    assert drawn["pid"] == 1

@@ -22,8 +22,6 @@ def joined_profile(parts: Mapping[str, Profile]) -> Profile:
     Names of layers and tensors get the backbone's name in front; equal frozen components exist once. Batch sizes are
     the ones that all profiles have.
 
-    Batch sizes are those that all were profiled with.
-
     Raises:
         ConfigError: the profiles are of several devices or precisions, have no batch size in common, or are of several
             backbones already.

@@ -141,8 +141,6 @@ def freed_at_once(states: Iterable[State], parameters: Iterable[ParameterSpec]) 
     For training in which each gradient is there only while its parameter is stepped. The bytes are the largest sum of a
     gradient and the wide copies of a parameter kept in bfloat16.
 
-    Also the most bytes of such a step: a gradient, and the wide copies of a parameter in bfloat16.
-
     >>> wide = ParameterSpec(name="x", shape=(10,), dtype="float32", is_trainable=True)
     >>> [len(freed_at_once(plain_states(), [wide])[0]), freed_at_once(plain_states(), [wide])[1]]
     [2, 40]

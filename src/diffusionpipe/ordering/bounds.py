@@ -75,7 +75,7 @@ def _window_bounds(problem: Problem, ways: Ways, rank: int) -> list[int]:
     if len(stages) == 1 and problem.kept[first] == problem.activation[first] and problem.activation[first]:
         room = limit // problem.activation[first]
         bounds.append(-(-m // room) * (life[first] + d[3 * first + 2]))  # `limits` hold at least one micro-batch
-    bounds.append(max(life[s] + max(d[3 * s + 2], 0) for s in stages))
+    bounds.append(max(life[s] + d[3 * s + 2] for s in stages))
     return bounds
 
 

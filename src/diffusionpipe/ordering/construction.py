@@ -146,7 +146,7 @@ class Builder:
                 arrivals[reader].append(arrival)
                 other = home[reader // 3]
                 if other != rank and free[other] <= arrival:  # if it is busy longer, the end of what it runs wakes it
-                    heappush(events, (arrival if arrival > now else now, other))  # [4]
+                    heappush(events, (arrival, other))  # [4]
             heappush(events, (end, rank))
         return Built(value=max(map(sub, free, first)), orders=tuple(map(tuple, orders)))
 

@@ -13,8 +13,9 @@ Number: TypeAlias = int | float
 class Placing(StrEnum):
     """The placement of the 2p half-stages, numbered in forward order, on p ranks.
 
-    linear    0 0   1 1   2 2   3 3        both halves of a rank's stage run as one v         0 7   1 6   2 5   3 4
-    down and up again loop      0 4   1 5   2 6   3 7        round and round
+    linear    0 0   1 1   2 2   3 3        both halves of a rank's stage run as one
+    v         0 7   1 6   2 5   3 4        down and up again
+    loop      0 4   1 5   2 6   3 7        round and round
     """
 
     LINEAR = "linear"

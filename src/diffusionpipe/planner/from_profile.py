@@ -191,8 +191,7 @@ def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, .
 
     def forward(name: str) -> Seconds:
         """Time of the layer's forward, probes included by the time that they save."""
-        own = profile.forward(name, size)
-        return (1 + share) * own + share * (profile.forward_only(name, size) - own)
+        return profile.forward(name, size) + share * profile.forward_only(name, size)
 
     times = [forward(name) + profile.input_grad(name, size) + profile.weight_grad(name, size) for name in layers]
     return tuple(layers[start] for start in stage_starts(graph, times, layout.places())[1:])

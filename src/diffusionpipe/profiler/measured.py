@@ -4,7 +4,7 @@
     F   the forward, under autocast where training uses it
     B   the whole backward: gradients of inputs and parameters, added to existing `.grad` as micro-batches do
     I   the gradient of the inputs alone, from `torch.autograd.grad` with the inputs as its only targets
-    W B - I: the weights' part, at least `MIN_SHARE` of B where anything is trained
+    W   B - I: the weights' part, at least `MIN_SHARE` of B where anything is trained
     P   the forward without gradients, of layers that training probes (self-conditioning)
 
 So F + I + W is the time of training on a micro-batch, whether or not a schedule splits the backward. The layers run in

@@ -123,7 +123,7 @@ class _Builder:
     def add_order(self, worker: int, *, has_rooms: bool) -> None:
         """A worker's actions: on its host one after the other, on other queues after those that were issued there."""
         host, events, is_on_host = START, list[int](), self.is_on_host
-        ends: dict[Hashable, tuple[int, int]] = {}  # queue -> its last event, and the event behind which it was issued
+        ends: dict[Hashable, tuple[int, int]] = {}  # queue -> its last event, and the event after which it was issued
         gathered: dict[int, int] = {}  # block -> the gather whose reader comes
         turns = Counter[int]()  # block -> its reductions so far
         for position, action in enumerate(self.schedule.orders[worker]):
@@ -332,7 +332,7 @@ class _Builder:
 
     def _blocked(self, counts: Sequence[int]) -> Iterator[str]:
         """The places where hosts and queues stop, in words; `counts`: by event, for how many others it still waits."""
-        # By worker and queue its events, each with the one behind which it was issued and its action.
+        # By worker and queue its events, each with the one after which it was issued and its action.
         queues: dict[tuple[int, Hashable], list[tuple[int, int, Action]]] = defaultdict(list)
         for worker, (order, own) in enumerate(zip(self.schedule.orders, self.events, strict=True)):
             host = START

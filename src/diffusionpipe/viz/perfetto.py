@@ -25,6 +25,8 @@ _COLOURS = {
     Op.W: "thread_state_uninterruptible",
     Op.ENCODE: "good",
     Op.REDUCE_GRAD: "bad",
+    Op.UNSHARD: "terrible",
+    Op.STEP: "grey",
 }
 
 
@@ -61,7 +63,7 @@ def _slices(timeline: Timeline, names: dict[int, str], schedule: Schedule | None
     copy_of_rank = {rank: copy for copy, ranks in enumerate(timeline.copies) for rank in ranks}
     for worker in range(timeline.num_workers):
         spans = [span for span in timeline.spans if span.worker == worker]
-        for index, kind in enumerate((_COMPUTE, _COMMUNICATION, _REDUCTION)):
+        for index, kind in enumerate((_COMPUTE, _COMMUNICATION, _REDUCTION, _UPDATE)):
             for lane, chosen in enumerate(_lanes([span for span in spans if _kind(span) == kind])):
                 thread = index * _LANES_PER_KIND + lane + 1
                 yield from _thread(worker, thread, f"{kind} {lane + 1}" if lane else kind)
@@ -72,6 +74,7 @@ def _slices(timeline: Timeline, names: dict[int, str], schedule: Schedule | None
 
 
 def _update_slices(timeline: Timeline) -> Iterator[Event]:
+    """The update after a flush; without one it is an action of the order, op STEP."""
     thread = 3 * _LANES_PER_KIND + 1
     for worker in sorted({phase.worker for phase in timeline.update}):
         yield from _thread(worker, thread, _UPDATE)
@@ -101,6 +104,8 @@ def _kind(span: Span) -> str:
     op = span.action.op
     if op in COMPUTE_OPS or op is Op.ENCODE:
         return _COMPUTE
+    if op is Op.STEP:
+        return _UPDATE
     return _COMMUNICATION if op in MESSAGE_OPS else _REDUCTION
 
 

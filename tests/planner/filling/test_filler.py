@@ -44,6 +44,13 @@ def test_with_room_everywhere_all_workers_encode_with_the_largest_chunk():
     assert asked(setting([80, 80])) == (None, 16)
 
 
+@pytest.mark.parametrize("schedule", ["chimera", "bitpipe", "dualpipe"])
+def test_with_two_directions_the_fills_are_those_of_the_batch_of_both(schedule):
+    """Each direction has half of the samples; the frozen part encodes all of them."""
+    layout = replace(LAYOUT, schedule=schedule, splits=())
+    assert asked(setting([400, 400], frozen_parameters=MB), layout) == (None, 16)
+
+
 @pytest.mark.parametrize(("memories", "hosts"), [([80, 50], (0,)), ([50, 80], (1,))])
 def test_a_worker_without_room_for_the_encoders_leaves_them_to_the_other(memories, hosts):
     case = setting(memories)

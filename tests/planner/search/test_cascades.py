@@ -1,4 +1,5 @@
 from dataclasses import replace
+from random import Random
 
 import pytest
 from planner.synthetic import chain, cluster, workload
@@ -12,7 +13,7 @@ from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.search.cascades import _divided, _opposed
+from diffusionpipe.planner.search.cascades import _divided, _opposed, _replicas
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of, name_of_plan, sizes_of, sizes_of_plan
 from diffusionpipe.planner.search.pair_questions import PairPlace
@@ -114,6 +115,30 @@ def test_copies_of_each_backbone_on_devices_of_its_own_are_called_so(setting):
         for candidate in kind(place):
             plan = build_plan(setting.graph, candidate.layout(setting))
             assert sizes_of_plan(plan) == sizes_of(candidate)
+
+
+def test_the_layers_that_are_left_take_at_least_the_work_that_is_left():
+    """Layers that gain from large micro-batches beside layers that gain from small ones: sums of each number of
+    replicas cross, and the difference of the least sums is above what the rest really takes."""
+    draws, profile = Random(0), cascade(parameters=1000)
+    sizes = profile.batch_sizes
+    odd = {
+        name: replace(layer, forward=tuple(draws.uniform(1e-3, 1e-2) * max(n, draws.choice([1, 4, 16])) for n in sizes))
+        for name, layer in ((one.name, one) for one in profile.layers)
+    }
+    crossed = setting_of(replace(profile, layers=tuple(odd[one.name] for one in profile.layers)))
+    place = PairPlace(
+        judge=Judge(setting=crossed), arrangement=Arrangement(units=4, data_parallel=1), microbatches=(1, 1)
+    )
+    replicas = _replicas(place)
+    assert len(replicas) > 1
+    work = place.question(replicas, is_opposed=True).work
+    fastest = max(place.ground.speeds)
+    for backbone, least in enumerate(work):
+        sums = [[r * one / fastest for one in place.work(backbone, r)] for r in replicas]
+        for first in range(len(least)):
+            for stop in range(first, len(least)):
+                assert least[stop] - least[first] <= min(own[stop] - own[first] for own in sums) + 1e-12
 
 
 def test_opposite_directions_win_where_sums_are_slow_and_micro_batches_are_few():

@@ -103,7 +103,7 @@ def compare(
     assert chosen, "nothing fits; see `advice.nothing_fits`"
     judge = Judge(setting=setting)
     winner = row_of(setting, *chosen)
-    # A layout may stand among the finalists twice, filled and not.
+    # A layout may be among the finalists twice, filled and not.
     rows = (*(row_of(setting, *one) for one in search.finalists if one != chosen), *beside, winner)
     # Of rows with one name and sizes the last one stays: the fastest, and the winner before all.
     simulated = {(row.name, row.sizes): row for row in sorted(rows, key=lambda row: (row is winner, -row.step))}

@@ -2,7 +2,7 @@
 
 A recording knows how long a stage took, and mostly how long each layer took forward. Layers first get their own
 factors; then all layers of a block get factors that make the price of the block's actions equal to the measured time.
-The parts of a price besides its layers, such as messages and recomputation, stays, so that is done a few times.
+The parts of a price besides its layers, such as messages and recomputation, stay, so that is done a few times.
 """
 
 from collections import defaultdict

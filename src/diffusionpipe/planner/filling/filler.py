@@ -79,7 +79,7 @@ def _queued(unfilled: Unfilled) -> Schedule:
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:
     """(workers that can hold the frozen layers beside this iteration, None for all; the most samples of a fill)."""
     graph, stages = setting.graph, unfilled.schedule.placement.stages
-    batch, num_workers = unfilled.schedule.placement.pipelines[0].num_samples, unfilled.schedule.num_workers
+    batch, num_workers = unfilled.schedule.placement.num_samples, unfilled.schedule.num_workers
     own: list[set[str]] = [set() for _ in range(num_workers)]
     for stage in stages:
         own[stage.worker].update(graph.frozen_outputs(unfilled.blocks[stage.weights]))

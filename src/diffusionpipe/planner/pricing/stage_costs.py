@@ -143,7 +143,8 @@ def block_costs(
     counts its part. Recomputed layers cast in every forward. Without a number of micro-batches casts are left out, as
     where copies are gathered. A recomputed layer runs its forward again before its input gradient and keeps only what
     it reads. `received` are the tensors that arrive from other workers, whose buffers are held until the backward;
-    None: all that other trained layers write. Tensors of the frozen part are held anyway and counts in `costs.memory`.
+    None: all that other trained layers write. Tensors of the frozen part are held anyway, and `timing.memory`
+    counts them.
     `occupied`: the time that messages take from the forward and from the backward. `is_probe`: the forward keeps
     nothing for a backward.
     """

@@ -182,8 +182,7 @@ def _thorough(place: PairPlace, name: str) -> Iterator[Candidate]:
 
 
 def _best(place: PairPlace, name: str) -> tuple[PairPartition, ...]:
-    replicas = _replicas(place) if place.arrangement.units > 2 else (1,)
-    question = place.question(replicas, is_opposed=name == OPPOSED)
+    question = place.question(_replicas(place), is_opposed=name == OPPOSED)
     found = bounded_pairs(question, _loads(place, name), width=WIDTH)[:WIDTH]
     if name == OPPOSED:
         found += first_pairs(question, OppositePath(place.microbatches), width=2, effort=QUICK_EFFORT)[:1]

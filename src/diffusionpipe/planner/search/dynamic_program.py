@@ -178,7 +178,7 @@ def _grow(
 ) -> None:
     """The stages that begin at `first`, before every suffix that they can precede."""
     stage, link, prepend, is_hopeless = question.stage, question.link, objective.prepend, question.is_hopeless
-    closed: set[tuple[int, int]] = set()  # (devices, stages) behind which not even a shorter stage was allowed
+    closed: set[tuple[int, int]] = set()  # (devices, stages) after which not even a shorter stage was allowed
     may_precede = [_can_precede(question, first, devices) for devices in range(question.num_devices + 1)]
     last = question.longest(first, replicas) if question.longest else question.num_layers
     for stop in range(first + 1, min(last + 1, question.num_layers)):

@@ -2,7 +2,7 @@
 
     structure   its schedule, ready to be timed: made once for all cuts of the model that exchange tensors alike
     costs       prices of stages, links, collectives and frozen work, from sums over ranges of layers
-    time `timing` of both: the result of `simulate` after `communicate`
+    time        `timing` of both: the result of `simulate` after `communicate`
 
 Frozen work before the pipeline, and the messages with its outputs, are part of the structure. Frozen work in waits is
 counted as if it filled every wait of the devices that have memory for it, in fills as large as memory allows: both
@@ -63,7 +63,7 @@ class Estimates:
         """
         structure, costs = self._priced(candidate, head, is_encoding=not is_filled)
         busy = [0.0] * candidate.arrangement.units
-        for place, stage in zip(structure.places, costs.stages, strict=False):  # encoders come behind
+        for place, stage in zip(structure.places, costs.stages, strict=False):  # encoders come last
             busy[place.unit] += place.microbatches * (stage.forward + (0.0 if place.is_probe else stage.backward))
         held, frozen = self.footprint.held(candidate), self.tables.frozen_seconds
         filled: Callable[[Seconds], Seconds] | None = None  # set below, before the first call of `estimate`

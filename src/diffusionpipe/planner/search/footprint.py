@@ -58,7 +58,7 @@ class Footprint:
     def raw_inputs(self) -> Bytes:
         """The bytes of raw inputs that frozen layers alone read, for a host's equal share of the batch."""
         setting = self.tables.setting
-        graph, rows = setting.graph, setting.workload.batch // setting.cluster.num_ranks
+        graph, rows = setting.graph, -(-setting.workload.batch // setting.cluster.num_ranks)
         return rows * sum(graph.tensor(n).num_bytes for n in {*graph.inputs} - {*graph.reads_of(graph.backbone_layers)})
 
     def may_fit(self, arrangement: Arrangement, *, times: int = 1) -> bool:

@@ -52,7 +52,7 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
         for candidate in placed(judge, arrangement, microbatches):
             pool.add(pool.judged_of(candidate))
         return
-    # The dearest stage is busy all the time: whoever is to be better than the best has a cheaper one.
+    # The dearest stage is busy all the time, so a better partition has a cheaper one.
     limit = max(pool.score / microbatches, 2 * _even_share(judge, arrangement, microbatches))
 
     def cuts(hosts: tuple[int, ...] | None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -281,7 +281,7 @@ class _Program:
             return nodes
         value = self.objective.value
         kept: list[_Node] = []
-        # What is beaten comes behind what beats it.
+        # A state comes after the states that beat it.
         for _, numbers, index in sorted((value(node[0], blocks), node[0], k) for k, node in enumerate(nodes)):
             for other in kept:
                 if all(map(le, other[0], numbers)):

@@ -48,8 +48,8 @@ class PairObjective(Protocol):
 class OppositePath:
     """DiffusionPipe's objective for opposite directions: T = (M_A + M_B + 2 S - 2) T0 + T_gap (reconstructed).
 
-    T0      the largest F + B of all stages of both backbones, and of all transfers T_gap   what of a reduction is left
-    when the later backwards of its backbone are done, the largest
+    T0      the largest F + B of all stages of both backbones, and of all transfers
+    T_gap   the largest part of a reduction that is left when the later backwards of its backbone are done
     """
 
     microbatches: tuple[int, int]
@@ -96,8 +96,8 @@ class OppositeLoads(_Loads):
 
     Opposite directions come close to their sum.
 
-    load     M_A (F + B of the first's stage) + M_B (F + B of the second's) ramp     a micro-batch's way through all
-    stages but its last: until then another backbone's work fills the wait
+    load     M_A (F + B of the first's stage) + M_B (F + B of the second's)
+    ramp     a micro-batch's way through all stages but its last: until then another backbone's work fills the wait
     """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:

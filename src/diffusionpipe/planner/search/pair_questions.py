@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement, RankLayout
 from diffusionpipe.planner.pricing.layer_table import LayerSums
@@ -46,6 +47,10 @@ class PairPlace:
         first = sums.forward[start] + sums.backward[start]
         stop = start + self.num_layers[backbone] + 1
         return [f + b - first for f, b in zip(sums.forward[start:stop], sums.backward[start:stop], strict=True)]
+
+    def _of_layers(self, backbone: int, replicas: int) -> list[Seconds]:
+        """The seconds of forward and backward of each layer of this backbone, summed over its replicas."""
+        return [replicas * (after - before) for before, after in pairwise(self.work(backbone, replicas))]
 
     def stage(self, backbone: int, first: int, stop: int, position: int, replicas: int) -> StageTime:
         """(forward, backward, gradient sum) in seconds of a backbone's layers `first`, ..., `stop` - 1.
@@ -103,10 +108,12 @@ class PairPlace:
         footprint, memories, num_layers = self.judge.footprint, self.ground.memories, self.num_layers
         frozen = footprint.frozen_bytes + footprint.raw_inputs
         fastest = max(self.ground.speeds)
-        # The least time of devices, whichever numbers of replicas the stages have.
-        of_count = [[self.work(backbone, r) for r in replicas] for backbone in range(2)]
-        least = [[min(r * one[i] for r, one in zip(replicas, own, strict=True)) / fastest for i in range(len(own[0]))]
-                 for own in of_count]  # fmt: skip
+        # The least time of devices, whichever numbers of replicas the stages have. It is the least of each layer:
+        # with another number of replicas for the sums, a difference of two of them could be above the true rest.
+        least = [
+            [*accumulate((min(times) / fastest for times in zip(*own, strict=True)), initial=0.0)]
+            for own in ([self._of_layers(backbone, r) for r in replicas] for backbone in range(2))
+        ]
 
         def span(backbone: int, first: int, stop: int) -> tuple[int, int]:
             if is_opposed or not backbone:

@@ -307,7 +307,7 @@ def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Second
         known = {candidate for candidate, _ in finalists}
         twins = dict.fromkeys(pool.twin(one).candidate for one in hopeful)
         finalists += [(twin, proposed(twin)) for twin in twins if twin not in known]
-    # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
+    # Filling never does quite as well as estimated, but for copies of the model: they may win although they rank lower.
     copies = next((j for j in ranked if j.candidate.is_copy and j.score < ESTIMATE_TOLERANCE * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
         finalists.append((copies.candidate, proposed(copies.candidate)))

@@ -270,10 +270,10 @@ def named(step: object) -> str:
     return f"action {step}{words}"
 
 
-def shortage_at(steps: Sequence[tuple[int, object]], recorder: StreamRecorder, device: torch.device) -> str:
+def shortage_at(steps: Sequence[tuple[tuple[int, int], object]], recorder: StreamRecorder, device: torch.device) -> str:
     """The place of the host among `steps` at which memory ran out, and the bytes in use, in words.
 
-    `steps`: with the number of marks of each, as in `Recording.steps`.
+    `steps`: with the marks of each, as in `Recording.steps`.
     """
     index, _ = position_of([marks for marks, _ in steps], recorder.issued())
     place = named(steps[index][1]) if index < len(steps) else "the end of the iteration"

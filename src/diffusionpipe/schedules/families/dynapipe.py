@@ -70,8 +70,8 @@ def _refuse(num_microbatches: int, sizes: tuple[int, ...], limit: int) -> None:
 def adaptive_orders(held: Sequence[Sequence[float]], limits: Sequence[float]) -> list[list[Action]]:
     """The order of each worker in DynaPipe's adaptive schedule, where every worker has a memory limit of its own.
 
-    held        by worker and micro-batch: activations of the micro-batch, in bytes or in any unit limits      by
-    worker: the activations that it may hold at once, each at least its largest micro-batch
+    held        by worker and micro-batch: activations of the micro-batch, in bytes or in any unit
+    limits      by worker: the activations that it may hold at once, each at least its largest micro-batch
     """
     num_workers = len(held)
     orders: list[list[Action]] = [[] for _ in range(num_workers)]

@@ -1,18 +1,19 @@
 """The rules of legal schedules: their specification.
 
 placement      every stage in one pipeline; shares of a block cut every micro-batch at whole samples; edges bring
-everything that their readers read
+               everything that their readers read
 completeness   every stage does each of its pipeline's ops exactly once for every micro-batch, on its own worker;
-the fills of an encoder stage run every layer on every sample of its share exactly once
+               the fills of an encoder stage run every layer on every sample of its share exactly once
 order          F before B, I before W; the layers of a component in order; reductions after the last backward
 sharding       a sharded block is computed with only between its UNSHARD and its RESHARD, and is in parts at the end;
-one worker of a group holds it; every gradient is reduced
+               one worker of a group holds it; every gradient is reduced
 messages       one SEND and one RECV each; every edge between workers is carried, for exactly its samples; sent
-after it is produced, received before it is read; equal order at both ends of a channel
+               after it is produced, received before it is read; equal order at both ends of a channel
 versions       in a window, every trained block has one STEP after its gradients, and nothing reads weights of the
-future; all other rules apply to the schedule that it unrolls to
-progress       the events of `timing.graph` have an order in which they can happen: nothing waits in a circle, even when
-sends are unbuffered rendezvous and, once messages are explicit, the host waits for each transfer, reduction and gather
+               future; all other rules apply to the schedule that it unrolls to
+progress       the events of `timing.graph` have an order in which they can happen: nothing waits in a circle, even
+               when sends are unbuffered rendezvous and, once messages are explicit, the host waits for each transfer,
+               reduction and gather
 """
 
 from collections.abc import Sequence
