@@ -19,9 +19,9 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
+from benchmarks.cascade.joining import joined_profile
 from benchmarks.paper.profiles import DEVICE, load
 from diffusionpipe.costs import Profile
-from diffusionpipe.costs.joining import joined_profile
 from diffusionpipe.workflows.planning.profile_cache import cache_folder, kept_profile
 from diffusionpipe.workflows.planning.stated_model import BATCH_SIZES, PRECISION, code_digest
 

@@ -1,14 +1,53 @@
 """What a rank really holds for its backwards in one iteration: the figure that `timing.memory` predicts."""
 
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from diffusionpipe.ir import Range
 from diffusionpipe.models.cut.glue import tables_of
 from diffusionpipe.models.graphs.graph import LayerGraph
-from diffusionpipe.profiler.memory import HeldBytes
+from diffusionpipe.profiler.memory import storage_key
 from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.runtime.engine.worker import Worker
 from diffusionpipe.units import Bytes
+
+
+class HeldBytes(saved_tensors_hooks):
+    """Counts, while entered, the bytes that a rank holds for its backwards, each storage once, and their peak.
+
+    These are tensors that autograd saves until nothing refers to them any more, and others that are noted (messages).
+    Storages in `without` (weights, buffers of raw inputs and frozen outputs) do not count.
+    """
+
+    def __init__(self, without: Iterable[Tensor]) -> None:
+        self.live: Bytes = 0
+        self.peak: Bytes = 0
+        self._without = {storage_key(tensor) for tensor in without}
+        self._known: dict[int, weakref.ref[Any]] = {}
+        super().__init__(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self.note(tensor)
+        return tensor.detach()  # an operation that saves its own output must not hold itself
+
+    def note(self, tensor: Tensor) -> None:
+        """Count the tensor's storage for as long as it lives."""
+        key, storage = storage_key(tensor), tensor.untyped_storage()
+        if key in self._without or key in self._known:
+            return
+        num_bytes = storage.nbytes()
+
+        def forget(_: object) -> None:
+            self.live -= num_bytes
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, forget)
+        self.live += num_bytes
+        self.peak = max(self.peak, self.live)
 
 
 class NotingTransport:

@@ -1,9 +1,9 @@
 from planner import synthetic
 
 from benchmarks.cascade import ways as cascade
+from benchmarks.cascade.joining import joined_profile
 from benchmarks.cascade.models import class_conditional_pair, without_encoders
 from benchmarks.cascade.ways import Cell, Way, computed_cell, kept_cell
-from diffusionpipe.costs.joining import joined_profile
 
 
 def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies():

@@ -3,8 +3,8 @@
 import pytest
 from planner import synthetic
 
+from benchmarks.cascade.joining import joined_profile
 from benchmarks.cascade.rivals import divisions, parts, replicated_spp, rivals
-from diffusionpipe.costs.joining import joined_profile
 from diffusionpipe.holding import Workload
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel, pipeline, places, spp_starts

@@ -8,12 +8,11 @@ from kit.layouts import CPU, feed_rows
 from kit.tiers import quick_and_slow
 from kit.tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
-from benchmarks.prediction.held import NotingTransport, count_held
+from benchmarks.prediction.held import HeldBytes, NotingTransport, count_held
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.search.proposal import predict
 from diffusionpipe.profiler.measured import profile_model
-from diffusionpipe.profiler.memory import HeldBytes
 from diffusionpipe.runtime.comm.threads import run_threads
 from diffusionpipe.runtime.compute.stage import Precision
 from diffusionpipe.runtime.engine.worker import build_worker

@@ -4,9 +4,9 @@ import pytest
 from kit.screen_files import assert_screen
 from planner import synthetic
 
+from benchmarks.cascade.joining import joined_profile
 from diffusionpipe.cli import main
 from diffusionpipe.costs.files import write_cluster, write_profile
-from diffusionpipe.costs.joining import joined_profile
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.timing.legal import check
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from planner.synthetic import chain
 
-from diffusionpipe.costs.joining import joined_profile
+from benchmarks.cascade.joining import joined_profile
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
 from diffusionpipe.planner.from_profile import plan_from_profile, predicted_timeline, setting_of

@@ -111,40 +111,6 @@ class KeptBytes:
         }
 
 
-class HeldBytes(saved_tensors_hooks):
-    """Counts, while entered, the bytes that a rank holds for its backwards, each storage once, and their peak.
-
-    These are tensors that autograd saves until nothing refers to them any more, and others that are noted (messages).
-    Storages in `without` (weights, buffers of raw inputs and frozen outputs) do not count.
-    """
-
-    def __init__(self, without: Iterable[Tensor]) -> None:
-        self.live: Bytes = 0
-        self.peak: Bytes = 0
-        self._without = {storage_key(tensor) for tensor in without}
-        self._known: dict[int, weakref.ref[Any]] = {}
-        super().__init__(self._pack, _unchanged)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        self.note(tensor)
-        return tensor.detach()  # an operation that saves its own output must not hold itself
-
-    def note(self, tensor: Tensor) -> None:
-        """Count the tensor's storage for as long as it lives."""
-        key, storage = storage_key(tensor), tensor.untyped_storage()
-        if key in self._without or key in self._known:
-            return
-        num_bytes = storage.nbytes()
-
-        def forget(_: object) -> None:
-            self.live -= num_bytes
-            self._known.pop(key, None)
-
-        self._known[key] = weakref.ref(storage, forget)
-        self.live += num_bytes
-        self.peak = max(self.peak, self.live)
-
-
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations here
     """Counts, while entered, the bytes of storages that operations make and that still live, and their peak.
 

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 from planner.synthetic import chain, cluster, workload
 
-from diffusionpipe.costs.joining import joined_profile
+from benchmarks.cascade.joining import joined_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.assembly.build import build_plan

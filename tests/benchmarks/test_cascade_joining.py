@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from planner.synthetic import chain, unet, with_forward_only
 
-from diffusionpipe.costs.joining import joined_profile
+from benchmarks.cascade.joining import joined_profile
 from diffusionpipe.errors import ConfigError
 
 
