@@ -103,6 +103,8 @@ class CacheFiles:
         if isinstance(error, SafetensorError):
             path.unlink(missing_ok=True)  # writers, which read no tensor, see then that its results are missing
         self._shard_of = {key: own for key, own in self._shard_of.items() if own != path}
+        if not path.exists():
+            self._seen.discard(path.name)  # another writer, or this one, may write the same results again
 
 
 @lru_cache(maxsize=64)
