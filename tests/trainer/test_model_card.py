@@ -14,7 +14,9 @@ from kit.tiny_runs import recipe_of
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.pipeline_defaults import Guidance
 from diffusionpipe.trainer.exports.card_snippet import Example
+from diffusionpipe.trainer.exports.export import with_size
 from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card, public_name, public_recipe
+from diffusionpipe.trainer.model.members import sample_size
 from diffusionpipe.trainer.recipe import recipe_from_table
 
 EXAMPLE = Example(prompt='a "b" c', label=3, steps=2, guidance=Guidance(scale=3.0), resolution=8)
@@ -86,6 +88,24 @@ def test_a_flow_that_diffusers_cannot_sample_is_drawn_by_our_command(pipeline):
     assert words[2] == "path/to/this/folder"
     what = ["--label", "3"] if pipeline == "DiTPipeline" else ["--prompt", 'a "b" c']
     assert words[3:] == [*what, "--steps", "2", "--guidance", "3", "--resolution", "8", "--out", "picture.png"]
+
+
+def test_our_command_draws_the_size_of_the_samples():
+    for size, expected, out in (
+        ({"height": 16}, ["--resolution", "8", "--height", "16"], "picture.png"),
+        ({"height": 16, "frames": 5}, ["--resolution", "8", "--height", "16", "--frames", "5"], "clip.gif"),
+    ):
+        text = model_card(card_of(prediction=Prediction.FLOW_MATCHING, example=replace(EXAMPLE, **size)))
+        (line,) = [line for line in text.splitlines() if line.startswith("diffusionpipe sample")]
+        assert shlex.split(line)[-len(expected) - 2 :] == [*expected, "--out", out]
+
+
+@pytest.mark.parametrize("sizes", [["24x16", "16x8"], ["16x24x5", "16x24"]])
+def test_a_card_of_several_sizes_has_the_size_that_the_run_draws(tmp_path, sizes):
+    recipe = recipe_of(tmp_path / "model", tmp_path / "data", tmp_path / "run", data={"resolution": sizes})
+    drawn = sample_size(recipe)
+    example = with_size(EXAMPLE, recipe)
+    assert (example.resolution, example.height, example.frames or 1) == (drawn.width, drawn.height, drawn.frames)
 
 
 def test_classes_that_diffusers_does_not_count_are_drawn_by_our_command():

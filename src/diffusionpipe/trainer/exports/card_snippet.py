@@ -198,11 +198,14 @@ def command(reason: str, example: Example, pipeline: str, folder: str) -> str:
         return f"{reason}\n"
     is_class = pipeline in OF_CLASSES
     what = ["--label", str(example.label)] if is_class else ["--prompt", example.prompt]
-    size = [] if example.resolution is None else ["--resolution", str(example.resolution)]
+    # `--resolution` alone draws squares.
+    sides = {"--resolution": example.resolution, "--height": example.height, "--frames": example.frames}
+    size = [word for option, count in sides.items() if count is not None for word in (option, str(count))]
     captions = example.captions
     size += ["--caption-chunks", str(captions.chunks)] if captions.chunks > 1 else []
     size += ["--clip-skip", str(captions.clip_skip)] if captions.clip_skip else []
     words = [*what, "--steps", str(example.steps), "--guidance", f"{example.guidance.scale:g}", *size]
-    command = shlex.join(["diffusionpipe", "sample", folder, *words, "--out", "picture.png"])
+    out = "picture.png" if example.frames is None else "clip.gif"
+    command = shlex.join(["diffusionpipe", "sample", folder, *words, "--out", out])
     where = f"; `{RUN}` is the folder of the training run" if folder == RUN else ""
     return f"{reason}\nUse DiffusionPipe{where}:\n\n```\n{command}\n```\n"

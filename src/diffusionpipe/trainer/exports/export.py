@@ -46,7 +46,7 @@ from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card,
 from diffusionpipe.trainer.inference.clip_rate import kept_rate
 from diffusionpipe.trainer.inference.conditions import num_classes_of
 from diffusionpipe.trainer.model.guidance import drawn_guidance
-from diffusionpipe.trainer.model.members import captions_of
+from diffusionpipe.trainer.model.members import captions_of, sample_size
 from diffusionpipe.trainer.model.scheduler import sampling_scheduler
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe.model_section import AdapterFormat
@@ -204,12 +204,8 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
     if recipe is not None:
         drawn = recipe.sampling
         prompt, label = next(iter(drawn.prompts), example.prompt), next(iter(drawn.labels), example.label)
-        data = recipe.data
-        example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=data.resolution)
-        rate = kept_rate(recipe.run.folder) if data.has_clips else None
-        frames = data.frame_counts[-1] if data.has_clips else None
-        example = replace(example, height=data.height, frames=frames, frame_rate=data.frame_rate or rate)
-        example = replace(example, captions=captions_of(recipe))
+        example = replace(example, prompt=prompt, label=label, steps=drawn.steps, captions=captions_of(recipe))
+        example = with_size(example, recipe)
     return Card(
         pipeline=_drawing_pipeline(settings, index),
         base_model=settings.base_model or source.name,
@@ -226,6 +222,19 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         self_conditioning=settings.self_conditioning,
         is_placed=settings.is_placed,
         adapters=_adapters_on_card(settings),
+    )
+
+
+def with_size(example: Example, recipe: Recipe) -> Example:
+    """The example with the size and the rate that the recipe's run draws; of several sizes it draws the largest."""
+    size, data = sample_size(recipe), recipe.data
+    rate = data.frame_rate or kept_rate(recipe.run.folder) if size.frames > 1 else None
+    return replace(
+        example,
+        resolution=size.width,
+        height=None if size.height == size.width else size.height,
+        frames=size.frames if size.frames > 1 else None,
+        frame_rate=rate,
     )
 
 
