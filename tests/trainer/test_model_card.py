@@ -12,8 +12,9 @@ from kit.tiny_pipelines import PIPELINES
 from kit.tiny_runs import recipe_of
 
 from diffusionpipe.models.objectives.objective import Prediction
+from diffusionpipe.models.opening.folder import REGISTRY
 from diffusionpipe.models.opening.pipeline_defaults import Guidance
-from diffusionpipe.trainer.exports.card_snippet import Example
+from diffusionpipe.trainer.exports.card_snippet import FILLING, Example
 from diffusionpipe.trainer.exports.export import with_size
 from diffusionpipe.trainer.exports.model_card import Adapters, Card, model_card, public_name, public_recipe
 from diffusionpipe.trainer.model.members import sample_size
@@ -159,6 +160,25 @@ def test_the_hub_reads_the_card_and_links_it_to_a_base_model_that_it_knows(tmp_p
     assert ModelCard(text).data.base_model is None
     assert '.from_pretrained("path/to/base")' in text
     assert str(tmp_path) not in text
+
+
+TASKS = {
+    "WanImageToVideoPipeline": "image-to-video",
+    "FluxFillPipeline": "image-to-image",
+    "StableDiffusionInpaintPipeline": "image-to-image",
+    "StableDiffusionXLInpaintPipeline": "image-to-image",
+    "StableDiffusionControlNetPipeline": "text-to-image",
+    "DiTPipeline": "unconditional-image-generation",
+    "DDPMPipeline": "unconditional-image-generation",
+}
+
+
+@pytest.mark.parametrize("pipeline", sorted({*REGISTRY, *FILLING.values()}))
+def test_the_hub_is_given_the_task_of_the_pipeline(pipeline):
+    family = REGISTRY.get(pipeline)
+    expected = "text-to-video" if family is not None and family.has_clips else "text-to-image"
+    found = ModelCard(model_card(card_of(pipeline, prediction=Prediction.FLOW_MATCHING))).data.pipeline_tag
+    assert found == TASKS.get(pipeline, expected)
 
 
 PRIVATE = {

@@ -32,7 +32,8 @@ _OF_FLOWS = (
 )
 _FROM_FRAMES = "WanImageToVideoPipeline"
 """The pipeline that draws clips from their first frame."""
-_OF_CLIPS = ("WanPipeline", _FROM_FRAMES, "LTXPipeline", "HunyuanVideoPipeline")
+OF_CLIPS = ("WanPipeline", _FROM_FRAMES, "LTXPipeline", "HunyuanVideoPipeline")
+"""The pipelines that draw clips."""
 FILLING = {
     "StableDiffusionPipeline": "StableDiffusionInpaintPipeline",
     "StableDiffusionXLPipeline": "StableDiffusionXLInpaintPipeline",
@@ -133,7 +134,7 @@ def snippet(
         lines += [f"frames = pipeline(\n{arguments}).frames[0]", f'export_to_gif(frames, "clip.gif", fps={rate:g})']
     else:
         # A pipeline of clips draws a picture as a clip of one frame.
-        result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
+        result = "frames[0][0]" if pipeline in OF_CLIPS else "images[0]"
         lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
     return "\n".join(["```python", *imports, "", *lines, "```\n"])
 
@@ -164,7 +165,7 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     elif pipeline != "DiTPipeline" and example.resolution is not None:
         found += [f"height={example.height or example.resolution}", f"width={example.resolution}"]
     found.append(f"num_inference_steps={example.steps}")
-    if pipeline in _OF_CLIPS:
+    if pipeline in OF_CLIPS:
         found += [f"num_frames={example.frames or 1}", 'output_type="pil"']
     if pipeline == _WITH_RATE and example.frames is not None and example.frame_rate is not None:
         found.append(f"frame_rate={example.frame_rate:g}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from diffusionpipe.models.objectives.objective import Prediction
 from diffusionpipe.models.opening.folder import is_hub_id
-from diffusionpipe.trainer.exports.card_snippet import FOLDER, OF_CLASSES, Example, command, snippet
+from diffusionpipe.trainer.exports.card_snippet import FILLING, FOLDER, OF_CLASSES, OF_CLIPS, Example, command, snippet
 from diffusionpipe.trainer.recipe import Recipe, tables_of, tables_to_toml
 
 _FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")
@@ -115,11 +115,19 @@ def _head(card: Card) -> str:
     is_from_scratch = card.recipe is not None and card.recipe.model.from_scratch
     data = ModelCardData(
         library_name="diffusers",
-        pipeline_tag="unconditional-image-generation" if card.pipeline in OF_CLASSES else "text-to-image",
+        pipeline_tag=_task(card.pipeline),
         base_model=card.base_model if is_hub_id(card.base_model) and not is_from_scratch else None,
         tags=tags or None,
     )
     return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _task(pipeline: str) -> str:
+    """The task of a pipeline, as the hub names it."""
+    if pipeline in OF_CLASSES:
+        return "unconditional-image-generation"
+    source = "image" if pipeline in FILLING.values() else "text"
+    return f"{source}-to-{'video' if pipeline in OF_CLIPS else 'image'}"
 
 
 def _subject(card: Card) -> str:
