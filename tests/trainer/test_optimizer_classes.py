@@ -11,7 +11,7 @@ from torch import nn
 from diffusionpipe.errors import CheckpointError, RecipeError
 from diffusionpipe.trainer.checkpoints.checkpoint import resolve, save
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState, load_training, training_tensors
-from diffusionpipe.trainer.optim.classes import optimizer_class, quiet
+from diffusionpipe.trainer.optim.classes import check_arguments, optimizer_class, quiet
 from diffusionpipe.trainer.optim.optimizer import build_optimizer, problem_of_step
 from diffusionpipe.trainer.optim.undo import Backup
 
@@ -168,6 +168,24 @@ def test_a_refusal_names_the_argument_or_the_reason_and_nothing_of_python(name, 
         build_optimizer(name, parameters(), 1e-3, arguments)
     assert message in str(caught.value)
     assert not any(word in str(caught.value) for word in ("__init__", "fused=True", "fused = True", "subscriptable"))
+
+
+class _OfOptions(torch.optim.SGD):
+    def __init__(self, params, momentum=0.0, **options):
+        super().__init__(params, momentum=momentum, **options)
+
+
+class _OfArguments(torch.optim.SGD):
+    def __init__(self, params, kwargs, lr=1e-3):
+        super().__init__(params, lr)
+
+
+def test_what_takes_further_arguments_is_seen_by_its_kind_and_not_by_its_name():
+    check_arguments("it", _OfOptions, {"momentum": 0.9})
+    with pytest.raises(RecipeError, match=r"moment is unknown; did you mean momentum\? \(options: momentum\)"):
+        check_arguments("it", _OfOptions, {"moment": 0.9})
+    with pytest.raises(RecipeError, match="it needs kwargs; add them"):
+        check_arguments("it", _OfArguments, {})
 
 
 @pytest.mark.parametrize("name", ["pytorch_optimizer.SOAP", "prodigyopt.Prodigy"])

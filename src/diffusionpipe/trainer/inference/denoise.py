@@ -123,8 +123,10 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
             "objective.shift to a number"
         )
     # A scheduler may want more in each step than a prediction, e.g. another model's.
-    needed = [key for key, one in signature(scheduler_class.step).parameters.items() if one.default is Parameter.empty]
-    if others := set(needed) - {"self", "model_output", "timestep", "sample", "args", "kwargs"}:
+    taken = signature(scheduler_class.step).parameters
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    needed = [key for key, one in taken.items() if one.default is Parameter.empty and one.kind not in variable]
+    if others := set(needed) - {"self", "model_output", "timestep", "sample"}:
         raise RecipeError(f"{name} cannot be drawn with: its steps also need {', '.join(sorted(others))}; use another")
     try:
         scheduler: Scheduler = scheduler_class.from_config(dict(config))

@@ -25,6 +25,8 @@ _NEEDS_MORE_THAN_A_GRADIENT = {
     "LBFGS": "evaluates the loss several times in a step, which a pipeline cannot repeat",
     "SparseAdam": "needs sparse gradients, but no model has them",
 }
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""The kinds of parameters that take further arguments, `*args` and `**options`."""
 # A trial with dense gradients cannot tell these: they compile their first step for a minute, or hide their tensors.
 _SUBCLASSES = ("torchao",)
 
@@ -102,7 +104,7 @@ def check_arguments(name: str, of: OptimizerClass, arguments: Mapping[str, objec
         RecipeError: names the reason, or the arguments.
     """
     takes = inspect.signature(of).parameters
-    options = [key for key in takes if key not in ("params", "lr", "kwargs")]
+    options = [key for key, one in takes.items() if key not in ("params", "lr") and one.kind not in _VARIABLE]
     problems = [] if (need := _need(of, takes)) is None else [need]
     for key in arguments if need is None else ():
         if key == "lr":
@@ -111,7 +113,7 @@ def check_arguments(name: str, of: OptimizerClass, arguments: Mapping[str, objec
             close = difflib.get_close_matches(key, options, n=1)
             problems.append(f"{key} is unknown" + (f"; did you mean {close[0]}?" if close else ""))
     missing = [key for key in options if key not in arguments and takes[key].default is inspect.Parameter.empty]
-    if not problems and missing and takes[missing[0]].kind is not inspect.Parameter.VAR_POSITIONAL:
+    if not problems and missing:
         problems.append(f"it needs {' and '.join(missing)}; add them to its arguments")
     if problems:
         shown = "" if need else f" (options: {', '.join(options) or 'none'})"
@@ -129,7 +131,7 @@ def _need(of: OptimizerClass, takes: Mapping[str, inspect.Parameter]) -> str | N
         return f"it takes {next(iter(takes), 'nothing')} in place of parameters; use one that is made of parameters"
     if "model" in takes and takes["model"].default is inspect.Parameter.empty:
         return "it takes a whole model, of which each rank has a part; use one that is made of parameters"
-    if "lr" not in takes and "kwargs" not in takes:
+    if "lr" not in takes and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in takes.values()):
         return "it takes no learning rate (lr), which a run sets in each step; choose another one"
     return None
 
