@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.trainer.recipe.section import Arguments, Auto, Choice, Decay, Fraction, Positive, Section
+from diffusionpipe.trainer.recipe.section import FOR_ALL, Arguments, Auto, Choice, Decay, Fraction, Positive, Section
 
 
 class RateSchedule(StrEnum):
@@ -63,9 +63,6 @@ SWITCHED_OFF = ("ema_decay", "clip_norm")
 
 _OTHERS = tuple(schedule for schedule in RateSchedule if not schedule.is_own)
 
-_OF_ALL = ("fused", "foreach", "capturable", "differentiable")
-"""Arguments that say how an update is computed, which torch does for all parameters alike."""
-
 
 class GroupSection(Section):
     """The keys that one group of parameters may have for itself; "auto" is then the value for all groups."""
@@ -109,7 +106,7 @@ def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) 
 
     merged = {**sections, **own_values(own, sections)}
     optimizer, rates, training = merged["optimizer"], merged["learning_rate"], merged["training"]
-    general = [argument for argument in _OF_ALL if argument in own.optimizer_arguments]
+    general = [argument for argument in FOR_ALL if argument in own.optimizer_arguments]
     for argument in general:
         yield f"{key}.optimizer_arguments.{argument}: it holds for all parameters; set it in [optimizer.arguments]"
     if own.optimizer_arguments and not general:

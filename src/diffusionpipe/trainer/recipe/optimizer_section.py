@@ -15,7 +15,16 @@ from pydantic import Field, model_validator
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.holding.rest import RESTS
-from diffusionpipe.trainer.recipe.section import Arguments, Auto, Maybe, Positive, Section, Several, raise_problems
+from diffusionpipe.trainer.recipe.section import (
+    FOR_ALL,
+    Arguments,
+    Auto,
+    Maybe,
+    Positive,
+    Section,
+    Several,
+    raise_problems,
+)
 
 EMBEDDINGS = ("*embed*",)
 """Patterns of the parameters that look values up, by how diffusers and transformers name them."""
@@ -85,7 +94,7 @@ class OptimizerSection(Section):
                 yield f'{key}: expected a pattern of names such as "*.bias"; change it'
             if not values:
                 yield f"{key}: it says nothing; give it e.g. weight_decay = 0.0, or remove it"
-            general = [argument for argument in _OF_ALL if argument in own]
+            general = [argument for argument in FOR_ALL if argument in own]
             for argument in general:
                 yield f"{key}.{argument}: it holds for all parameters; set it in [optimizer.arguments]"
             if not general and (problem := _problem_of(self.name, self.learning_rate, {**self.arguments, **own})):
@@ -107,10 +116,6 @@ class OptimizerSection(Section):
         own = dict(self.groups[pattern])
         rate = own.pop("learning_rate", self.learning_rate)
         return self.model_copy(update={"learning_rate": rate, "arguments": {**self.arguments, **own}})
-
-
-_OF_ALL = ("fused", "foreach", "capturable", "differentiable")
-"""Arguments that say how an update is computed, which torch does for all parameters alike."""
 
 
 def _problem_of(name: str, learning_rate: float, arguments: Mapping[str, object]) -> str | None:

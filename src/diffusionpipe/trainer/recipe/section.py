@@ -120,6 +120,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Arguments = Annotated[dict[str, JsonValue], BeforeValidator(finite_arguments)]
 Decay = Annotated[float, Field(gt=0, lt=1)]
+FOR_ALL = ("fused", "foreach", "capturable", "differentiable")
+"""Arguments of an optimizer that say how an update is computed, which torch does for all parameters alike."""
 
 
 def raise_problems(problems: Iterable[str]) -> None:

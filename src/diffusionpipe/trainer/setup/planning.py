@@ -80,7 +80,7 @@ def agree_on_plan(opened: RecipeModels, recipe: Recipe, job: Job, planning: Plan
     return plan_from_text(from_first(make))
 
 
-def check_plan_file(plan: Plan, opened: RecipeModels, job: Job, planning: Planning) -> None:
+def check_plan_fits(plan: Plan, opened: RecipeModels, job: Job, planning: Planning) -> None:
     """Refuses a plan file that does not fit in memory, before the weights are loaded. Every rank calls it.
 
     It passes without a plan file, or without a check in `planning`.

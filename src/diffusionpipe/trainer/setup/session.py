@@ -58,7 +58,7 @@ from diffusionpipe.trainer.recipe.in_backward_check import ONE_COPY, ONE_MICROBA
 from diffusionpipe.trainer.recipe.schema import Measure
 from diffusionpipe.trainer.recipe.size_rules import run_of
 from diffusionpipe.trainer.recipe.weights_check import SHARDED
-from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_file
+from diffusionpipe.trainer.setup.planning import Planning, agree_on_plan, check_plan_fits
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def open_session(
     for text in started.said if job.membership.rank == 0 else ():
         logger.warning("lora.start: %s", text)
     plan = agree_on_plan(opened, recipe, job, planning)
-    check_plan_file(plan, opened, job, planning)
+    check_plan_fits(plan, opened, job, planning)
     _check_runs(plan, recipe)
     _check_in_backward(plan, recipe)
     is_cut = recipe.data.batching is Measure.TOKENS
