@@ -17,7 +17,7 @@ from diffusionpipe.cli.text.check_text import ConsoleReport
 from diffusionpipe.cli.text.run_text import ConsoleWords
 from diffusionpipe.runtime.job.process_group import Job
 from diffusionpipe.runtime.machine.machine_use import CorePlace, Counters
-from diffusionpipe.trainer.course import first_steps
+from diffusionpipe.trainer.course import counted_steps, first_steps
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.workflows.training.run_check import Command, RunCheck
 from diffusionpipe.workflows.training.run_report import RunReport
@@ -55,7 +55,11 @@ def train_checked(job: Job, recipe: Recipe, others: float = 0.0) -> int:
     )
     report = RunReport(ConsoleWords(console), job.membership.rank, check)
     machine = {"read_counters": Recorded(others).read, "place_of": two_cores}
-    with mock.patch.multiple(first_steps, WARM_UP=1, COUNTED=3, **machine), logged_to(log):
+    with (
+        mock.patch.multiple(first_steps, WARM_UP=1, COUNTED=3, **machine),
+        mock.patch.object(counted_steps, "ENOUGH", 3),
+        logged_to(log),
+    ):
         steps = train(job, recipe, check=check, announce=report.start)
         if job.membership.rank == 0:
             report.end()

@@ -59,18 +59,18 @@ class Counted:
     """Why further steps have to be recorded if there are any, in words; "" if these will do."""
 
 
-def representative_steps(notes: Sequence[Note], *, enough: int = ENOUGH) -> Counted:
+def representative_steps(notes: Sequence[Note]) -> Counted:
     """The steps that count: the calm ones, or all undisturbed ones where too few of them are calm.
 
-    Too few are less than `enough`, or less than half. With less than `enough` undisturbed steps none counts.
+    Too few are less than `ENOUGH`, or less than half. With less than `ENOUGH` undisturbed steps none counts.
     """
     undisturbed = [index for index, note in enumerate(notes) if not note.is_disturbed]
     calm = [index for index in undisturbed if notes[index].without_core <= LATE]
     # Where most steps waited for a core, waiting is usual on this machine, and calm steps alone would predict too
     # little.
-    are_many = len(calm) >= enough and 2 * len(calm) >= len(undisturbed)
+    are_many = len(calm) >= ENOUGH and 2 * len(calm) >= len(undisturbed)
     num_disturbed, why_more = len(notes) - len(undisturbed), ""
-    if len(undisturbed) < enough:
+    if len(undisturbed) < ENOUGH:
         steps, why_more = [], f"{used_text(_others(notes) or 0.0)}, too much in {num_disturbed} of {len(notes)} steps"
     elif not are_many:
         late = len(undisturbed) - len(calm)

@@ -34,7 +34,7 @@ from diffusionpipe.runtime.machine.machine_use import (
     used_by_others,
 )
 from diffusionpipe.runtime.recording.clocks import lateness
-from diffusionpipe.trainer.course.counted_steps import COUNTED, ENOUGH, MOST_ROUNDS, Counted, Note, representative_steps
+from diffusionpipe.trainer.course.counted_steps import COUNTED, MOST_ROUNDS, Counted, Note, representative_steps
 from diffusionpipe.trainer.course.run_state import RunState
 from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.step.loop import Stepper
@@ -257,8 +257,7 @@ class FirstSteps:
         """Have the recorded steps judged, or record as many again because too few of them count."""
         step = self._state.step + 1  # `state.step` does not count this step yet
         left = self._state.session.recipe.training.num_steps - step
-        # Tests record fewer than ENOUGH steps.
-        counted = representative_steps(recorder.notes(), enough=min(ENOUGH, COUNTED))
+        counted = representative_steps(recorder.notes())
         if counted.why_more and left > COUNTED and recorder.num_steps < MOST_ROUNDS * COUNTED:
             logger.info('prediction_checked_after=%d reason="%s"', step + COUNTED, counted.why_more)
             return

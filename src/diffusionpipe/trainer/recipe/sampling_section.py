@@ -18,7 +18,6 @@ from diffusionpipe.trainer.recipe.section import (
     Seed,
     Several,
     of_user,
-    raise_problems,
     texts_for_text,
 )
 
@@ -69,8 +68,7 @@ class SamplingSection(Section):
         try:
             found = read_prompts(Path(of_user(path)))
         except RecipeError as error:
-            raise_problems(f"prompts: {line}" for line in str(error).splitlines())
-            raise
+            raise ValueError("\n".join(f"prompts: {line}" for line in str(error).splitlines())) from error
         negative = values.get("negative_prompt")
         if negative is None or isinstance(negative, str):
             negative = negatives_of(found, negative)
