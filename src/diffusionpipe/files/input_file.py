@@ -45,7 +45,7 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(22, "it is not a regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if found.st_size > limit:
             raise ValueError(_too_large(limit))
         return _decoded(file, limit)

@@ -5,6 +5,7 @@ root, `--out /dev/null` would make the machine's device a regular file. So a lin
 and a device or a FIFO is written in place.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -60,9 +61,9 @@ def check_folder(folder: Path) -> None:
     while not existing.is_symlink() and not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if existing.is_symlink() and not existing.exists():
-        raise FileNotFoundError(2, f"{existing} is a link to {os.readlink(existing)}, which does not exist")
+        raise FileNotFoundError(errno.ENOENT, f"{existing} is a link to {os.readlink(existing)}, which does not exist")
     if not existing.is_dir():
-        raise NotADirectoryError(20, f"{existing} is a file")
+        raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
     _probe(existing / "probe")
 
 
@@ -85,7 +86,7 @@ def _check(path: Path) -> None:
         if place is not None:
             _probe(place)
         elif not os.access(path, os.W_OK):
-            raise PermissionError(13, os.strerror(13))
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise _refusal(path, error) from error
 
@@ -113,7 +114,7 @@ def _place(path: Path) -> Path | None:
     except FileNotFoundError:
         return place
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(21, os.strerror(21))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     return place if stat.S_ISREG(mode) else None
 
 
