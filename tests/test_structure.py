@@ -37,6 +37,14 @@ def test_no_code_branches_on_the_name_of_a_schedule():
     assert {path: names for path, names in found.items() if names} == {}
 
 
+def test_no_comment_is_a_banner():
+    files = [path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    banner = re.compile(r"^ *# ?([-=#*~])\1\1.*", re.MULTILINE)
+    found = {str(path.relative_to(ROOT)): banner.findall(path.read_text(encoding="utf-8")) for path in files}
+    assert len(banner.findall("# --- whole runs\n    #===\n")) == 2
+    assert [path for path, lines in found.items() if lines] == []
+
+
 def test_workflows_print_nothing():
     printing = {
         relative(path): node.lineno

@@ -213,7 +213,7 @@ def test_a_byte_order_mark_is_no_part_of_an_order(suffix, text, tmp_path):
     assert output_of(marked, *sizes, "--csv") == output_of(plain, *sizes, "--csv")
 
 
-# --- compare
+# Compare.
 
 SIZES = ("compare", "--ranks", 4, "--microbatches", 8)
 

@@ -69,7 +69,7 @@ class Fault:
         return next(iter(seen.lines(self.status)), "")
 
 
-# ---- interfaces and names
+# Interfaces and names.
 
 
 def unknown_interface(folder: Path) -> Seen:
@@ -111,7 +111,7 @@ def name_at_127_0_1_1(folder: Path, *, beside: bool = False) -> Seen:
         return on_two_machines(folder, nodes)
 
 
-# ---- devices and versions
+# Devices and versions.
 
 
 def planted(folder: Path, what: str, ranks: str, device: str = "auto") -> Seen:
@@ -124,7 +124,7 @@ def other_version_there(folder: Path) -> Seen:
         return on_two_machines(folder, nodes, added=({}, {"PLANTED": "torch=2.9.0", "PLANTED_RANKS": "0,1"}))
 
 
-# ---- ports
+# Ports.
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def port_of_tasks(folder: Path) -> Seen:
         return as_tasks(folder, [node.command() for node in nodes], {"MASTER_ADDR": "node-0"})
 
 
-# ---- links, memory and disks
+# Links, memory and disks.
 
 
 def slow_link(folder: Path, rate: str) -> Seen:

@@ -223,7 +223,7 @@ def test_layers_without_weights_cost_nothing():
     assert "double" not in weights
 
 
-# --- on streams
+# On streams.
 
 
 class Timeline:
@@ -333,7 +333,7 @@ def test_on_a_gpu_layers_that_take_turns_compute_what_they_do_with_all_weights_t
     assert torch.cuda.memory_allocated() - before <= weights.device_bytes + 2**21  # of a segment, rounded up
 
 
-# --- in a pipeline
+# In a pipeline.
 
 
 def with_adapters(dtype=torch.float64):

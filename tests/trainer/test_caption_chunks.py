@@ -232,7 +232,7 @@ def test_the_longer_states_are_priced(stable_diffusion):
     assert sum(more[name] - less[name] for name in denoiser) == expected > 0
 
 
-# --- runs
+# Runs.
 
 
 @pytest.fixture(scope="module")

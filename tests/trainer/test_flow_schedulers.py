@@ -136,7 +136,7 @@ def test_tokens_are_squares_of_latents(folders):
             assert spacing_of(graph) == Spacing(num_tokens=(size // 4) ** 2, has_even_sigmas=name == "flux")
 
 
-# --- what the recipe sets
+# What the recipe sets.
 
 
 def test_a_given_shift_takes_the_place_of_all_shifting_and_changes_nothing_else(folders):
@@ -172,7 +172,7 @@ def test_another_scheduler_must_be_able_to_shift_by_tokens(folders):
     set_times(build_scheduler(config, "FlowMatchHeunDiscreteScheduler"), config, 4, Spacing())
 
 
-# --- pictures
+# Pictures.
 
 
 def first_noise(size: int) -> torch.Tensor:
@@ -275,7 +275,7 @@ def test_guidance_of_a_distilled_model_is_its_embedding(folders, tmp_path):
     assert guidance_of(schnell, None, 1.0, has_negative=False) == Guidance(scale=1.0, embedded=None)
 
 
-# --- runs and the command
+# Runs and the command.
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ def test_states_that_are_counted_by_parameter_have_no_other_numbers():
         Rest(dtype="bfloat16").kept(counted)
 
 
-# --- whole runs
+# Whole runs.
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ def drawn_from(folder, wish, guidance=2.0, steps=3, seed=0):
     return draw_from_folder(folder, wish, settings, resolution=RESOLUTION, device=torch.device("cpu"))
 
 
-# --- any layout gives the same run
+# Any layout gives the same run.
 
 
 def test_pictures_that_travel_as_levels_train_the_same_bits(recipe, in_one, place, monkeypatch):
@@ -344,7 +344,7 @@ def test_bfloat16_over_two_ranks_stays_near_float32(crew, recipe, over_two, tmp_
     assert {t.dtype for name, t in tensors_of(latest(tmp_path)).items() if "step" not in name} == {torch.float32}
 
 
-# --- steps before all norms are known
+# Steps before all norms are known.
 
 
 def copy_what_was_measured(folder, other):
@@ -374,7 +374,7 @@ def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, prof
     assert_identical_checkpoints(tmp_path / "validated", tmp_path / "blocking")
 
 
-# --- interruptions
+# Interruptions.
 
 
 def test_the_facts_about_the_data_are_kept_in_the_run_folder(over_two):
@@ -620,7 +620,7 @@ def test_a_truncated_checkpoint_is_refused_by_name_and_the_previous_one_works(re
     verify(latest(copied))
 
 
-# --- a loss that is not finite
+# A loss that is not finite.
 
 
 @pytest.mark.parametrize("post_validation", [False, True])
@@ -649,7 +649,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_step_and_samples(c
         verify(latest(tmp_path))
 
 
-# --- pictures and exports
+# Pictures and exports.
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
@@ -723,7 +723,7 @@ def test_the_command_draws_from_a_run_that_was_trained_by_flow_matching(recipe, 
     assert out.stat().st_size > 0
 
 
-# --- refused before the first step
+# Refused before the first step.
 
 
 @pytest.mark.parametrize(

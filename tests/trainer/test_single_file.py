@@ -259,7 +259,7 @@ def test_published_models_have_a_place_for_each_tensor_in_a_file(name):
     assert places > 700
 
 
-# --- bad input
+# Bad input.
 
 
 def refusal(call):
@@ -328,7 +328,7 @@ def test_encoders_that_readers_would_mistake_for_each_other_are_refused(tmp_path
     )
 
 
-# --- runs
+# Runs.
 
 
 def command(*words):

@@ -66,7 +66,7 @@ def content(path):
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-# --- several ranks
+# Several ranks.
 
 
 @pytest.mark.parametrize("case", ["no space on rank 1", "real limit on rank 1", "no space for the manifest"])
@@ -150,7 +150,7 @@ def test_a_rank_that_dies_leaves_no_checkpoint_and_its_peer_an_error_of_the_tran
     assert os.listdir(tmp_path / "run" / "checkpoints") == []
 
 
-# --- one process
+# One process.
 
 
 def test_one_process_saves_and_loads_without_a_process_group_or_a_warning(tmp_path):
@@ -370,7 +370,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path):
         verify(path)
 
 
-# --- which one is meant
+# Which one is meant.
 
 
 @pytest.mark.parametrize("wanted", ["latest", 2, "2", "00000002"])

@@ -36,7 +36,7 @@ def names_of(run_folder):
     return [path.name for path in saved_checkpoints(run_folder)]
 
 
-# --- one process, without a training
+# One process, without a training.
 
 
 def tensors():
@@ -222,7 +222,7 @@ def test_a_thread_that_nobody_waits_for_ends_after_its_present_part():
         assert task.has_failed
 
 
-# --- whole runs
+# Whole runs.
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,7 @@ def test_weights_that_are_not_finite_reach_no_checkpoint_of_a_run_that_trains_on
     assert list((tmp_path / "ruined" / "checkpoints").iterdir()) == []
 
 
-# --- is there memory for a copy?
+# Is there memory for a copy?
 
 GIB = 2**30
 

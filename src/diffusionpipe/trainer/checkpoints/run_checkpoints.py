@@ -105,7 +105,7 @@ class RunCheckpoints:
         """Whether no checkpoint is on its way to the disk."""
         return self._pending is None
 
-    # ---- at the end of a step; every rank calls these with the same values
+    # At the end of a step; every rank calls these with the same values.
 
     def save(self, step: int, state: TrainingState, others: State, *, is_proven: bool, is_last: bool) -> None:
         """Saves the state after this step, with `others` as state.json: at once, or begins it in the background.
@@ -157,7 +157,7 @@ class RunCheckpoints:
             with self._screen.work(f"waiting for the checkpoint of step {self._pending.step}"):
                 self._advance(self._pending)
 
-    # ---- within a step
+    # Within a step.
 
     def vote(self) -> int:
         """A number to be summed over all ranks.
@@ -181,7 +181,7 @@ class RunCheckpoints:
             self._host.protect()
             self._pending.standstill += perf_counter() - started
 
-    # ---- when an error ends the run
+    # When an error ends the run.
 
     def leave(self, error: BaseException) -> None:
         """Ends the checkpoint on its way: completes it where all ranks raise `error`, else stops the thread.
@@ -199,7 +199,7 @@ class RunCheckpoints:
         elif self._pending.task is not None:
             self._pending.task.abandon(_PATIENCE)
 
-    # ---- inside
+    # Inside.
 
     @property
     def _kept(self) -> int:

@@ -187,7 +187,7 @@ def _death(process: SpawnProcess, step: int) -> str:
     return f"{who} was killed by signal {-code} ({signal.Signals(-code).name}){hint}"
 
 
-# ---- the worker's side
+# The worker's side.
 
 
 def _serve(make: MakeBatch, pipe: Connection) -> None:
@@ -245,7 +245,7 @@ def _reply(pipe: Connection, step: int, make: MakeBatch) -> None:
         os.close(file)
 
 
-# ---- the memory of a batch
+# The memory of a batch.
 
 
 def _write(file: int, tensors: list[Tensor]) -> None:
