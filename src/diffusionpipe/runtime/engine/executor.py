@@ -290,7 +290,9 @@ def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -
     sources: dict[Action, tuple[int, ...]] = {}
     placement = schedule.placement
     order = schedule.orders[worker]
-    received = [schedule.messages[a.slot] for a in order if a.op in (Op.RECV_F, Op.RECV_B) and a.slot is not None]
+    messages = [schedule.messages[a.slot] for a in order if a.op in (Op.RECV_F, Op.RECV_B) and a.slot is not None]
+    # Frozen outputs that are computed ahead have come by the end of the iteration before.
+    received = [message for message in messages if not placement.pipeline_of(message.source).is_ahead]
     for action in order:
         if action.op in (Op.F, Op.B, Op.I):
             found = {
