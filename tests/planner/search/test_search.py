@@ -174,6 +174,46 @@ def test_orders_are_searched_where_copies_are_the_best_known():
     assert found.winner[1].step < 0.98 * copies.winner[1].step
 
 
+def heavy(milliseconds, millions, *, frozen, overhead, speeds=(1.0,) * 4, batch=32, elements=10**4, memory) -> Setting:
+    """A chain with encoders of 600 MB."""
+    profile = synthetic.chain(
+        [number / 1000 for number in milliseconds],
+        parameters=[number * 10**6 for number in millions],
+        elements=elements,
+        frozen=frozen,
+        frozen_parameters=3 * 10**8,
+        overhead=overhead,
+    )
+    cluster = synthetic.cluster(len(speeds), memory=memory, intra_gb=12.5, bus_gb=12.5, speeds=speeds)
+    return Setting(profile=profile, cluster=cluster, workload=synthetic.workload(batch))
+
+
+def steps(sizes, *args, **kwargs) -> list[float]:
+    """The step of the fastest plan that a filled search finds, for each size of memory in GB."""
+    settings = (heavy(*args, **kwargs, memory=memory) for memory in sizes)
+    return [search(one, filler=filler_of(one)).winner[1].step for one in settings]
+
+
+def test_few_micro_batches_with_unequal_replicas_are_found_where_others_fit_with_more_memory():
+    """As 1F1B they are slower than the best that fits, and with a split backward faster."""
+    less, more = steps((1.249, 1.526), (21, 15, 27), (60, 20, 5), frozen=37e-3, overhead=2e-3)
+    assert more <= less * 1.0001
+
+
+def test_copies_that_share_the_encoders_take_no_turn_of_the_order_search():
+    sizes = (15, 29, 6, 8, 18, 14, 15), (60, 60, 60, 1, 60, 60, 1)
+    more = {"speeds": (1.5, 2.0, 2.0), "batch": 36, "elements": 10**5}
+    less, ample = steps((3.092, 5.784), *sizes, frozen=30e-3, overhead=1e-2, **more)
+    assert ample <= less * 1.0001
+
+
+def test_a_split_backward_is_judged_with_the_encoders_where_they_have_room():
+    sizes = (1, 25, 3, 8, 16, 15, 12), (5, 1, 1, 1, 20, 5, 20)
+    more = {"speeds": (1.0, 3.0, 1.0, 1.0), "batch": 36, "elements": 10**6}
+    less, ample = steps((1.339, 1.596), *sizes, frozen=18e-3, overhead=1e-2, **more)
+    assert ample <= less * 1.0001
+
+
 def test_a_small_device_gets_fewer_layers_than_a_large_one():
     profile = synthetic.chain([1.0] * 8, parameters=[10**6] * 8, frozen=1e-6)
     cluster = synthetic.cluster(2)

@@ -158,10 +158,14 @@ def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
 
 
 def _waiting_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
-    """The best places whose devices wait and that may still win: those that cannot, take no other's turn."""
+    """The best places whose devices wait and that may still win: those that cannot, take no other's turn.
+
+    Copies of the model never wait, so a place comes in the turn of its best pipeline.
+    """
     best: dict[tuple[Arrangement, int], Judged] = {}
     for one in pool.ranked():
-        best.setdefault((one.candidate.arrangement, one.candidate.microbatches), one)
+        if not one.candidate.is_copy:
+            best.setdefault((one.candidate.arrangement, one.candidate.microbatches), one)
     return [place for place, one in best.items() if _may_gain(pool, one)][:count]
 
 
@@ -208,9 +212,10 @@ def _add_placed(
 
 
 def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
-    """Add candidates with several stages on a worker to the pool, at the first places where no chain fits.
+    """Add candidates that hold less memory to the pool, at the first places where no chain fits that was looked at.
 
-    Some of these schedules hold less memory.
+    These are schedules with several stages on a worker, and chains with unequal replicas: of few micro-batches such a
+    chain may be slow as 1F1B, and so left out before, but fast with a split backward.
     """
     if pool.judge.setting.given.schedule is not None:
         return
@@ -218,6 +223,10 @@ def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
     crowded = [place for place in places if place[0].units > 1 and place not in taken]
     for arrangement, microbatches in crowded[:NUM_IMPROVED]:
         _add_placed(pool, arrangement, microbatches, pool.score)
+        if 2 < arrangement.units <= MAX_UNEQUAL_UNITS:
+            replicas = replicas_of(pool.judge, arrangement, microbatches)
+            if len(replicas) > 1:
+                add_place(pool, arrangement, microbatches, replicas)
 
 
 def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
