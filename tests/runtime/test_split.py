@@ -308,6 +308,40 @@ def test_after_i_nothing_refers_to_the_inputs_of_the_stage(kind, checkpointed):
     assert [storage() for storage in storages] == [None, None]
 
 
+def _written_by(run, *, checkpointed=True):
+    """The outputs of a layer, their input, and the bytes of what the layer made, by its sizes in numbers."""
+    layer = Layer(name="all", component="model", reads=("x",), writes=("a", "b"), modules=("",), run=run)
+    module = nn.Linear(6, 6)
+    stage = LayerStage([layer], {"model": module}, outputs=("a", "b"), checkpointed=("all",) * checkpointed)
+    x = torch.randn(4, 10, 6, requires_grad=True)
+    return x, module, stage({"x": x})
+
+
+def test_a_part_of_what_a_recomputed_layer_makes_does_not_keep_the_rest():
+    """The tokens of text and picture are one tensor in the layer; later layers read the picture's."""
+
+    def run(module, x):
+        both = module(x)
+        return both[:, 7:], both[:, :1].movedim(1, 2)
+
+    x, module, found = _written_by(run)
+    assert [found[name].untyped_storage().nbytes() for name in "ab"] == [4 * 4 * 3 * 6, 4 * 4 * 6]
+    (found["a"].square().sum() + found["b"].sum()).backward()
+    both = module(x.detach().requires_grad_())
+    expected = torch.autograd.grad(both[:, 7:].square().sum() + both[:, :1].sum(), [*module.parameters()])
+    assert all(map(torch.equal, [parameter.grad for parameter in module.parameters()], expected))
+
+
+@pytest.mark.parametrize("run", [lambda module, x: module(x).split([7, 3], 1), lambda module, x: (x[:, :2], module(x))])
+def test_parts_that_fill_a_tensor_and_parts_of_an_input_are_not_copied(run):
+    x, _, found = _written_by(run)
+    _, _, plain = _written_by(run, checkpointed=False)
+    for name in "ab":
+        assert found[name].untyped_storage().nbytes() == plain[name].untyped_storage().nbytes()
+    shared = {tensor.untyped_storage().data_ptr() for tensor in (x, *found.values())}
+    assert len(shared) == 2
+
+
 def test_a_checkpointed_stage_holds_nothing_before_i():
     module = nn.Sequential(nn.Linear(6, 6), nn.Sigmoid(), nn.Linear(6, 6))
     seen, deferred = storages_of(module), Deferred()

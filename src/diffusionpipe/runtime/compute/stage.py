@@ -3,6 +3,7 @@
 The executor sees a stage only as a `StageModule`; virtual stages (waits instead of compute) are another one.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusionpipe.models.graphs.graph import Layer, modules_of
 from diffusionpipe.runtime.compute.casts import Casts
 from diffusionpipe.runtime.compute.split import Deferred, Forward, cast_weights, forwards_of, run_with
+from diffusionpipe.runtime.machine.buffers import memory_of
 from diffusionpipe.runtime.recording.layer_watch import LayerWatch
 
 
@@ -128,11 +130,29 @@ class LayerStage:
             # recomputation.
             if step.is_checkpointed and torch.is_grad_enabled():
                 written = checkpoint(run, step.component, *arguments, use_reentrant=False, preserve_rng_state=False)
+                written = _apart(written, arguments)
             else:
                 written = run(step.component, *arguments)
             tensors.update(zip(layer.writes, written, strict=True))
             if watch is not None:
                 watch.end(layer.name, len(written[0]))
+
+
+def _apart(written: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What a recomputed layer wrote, each tensor in memory of its own size.
+
+    Of such a layer only inputs and outputs are kept. An output that is a part of a larger tensor, as the picture's
+    tokens are of those of text and picture, would keep all of it. Parts that fill a tensor together stay as they are,
+    and so do parts of an input, which is kept anyway.
+    """
+    used: dict[int, int] = defaultdict(int)  # memory -> the bytes of the outputs in it
+    for tensor in written:
+        used[memory_of(tensor)] += tensor.numel() * tensor.element_size()
+    for tensor in read:
+        used[memory_of(tensor)] = tensor.untyped_storage().nbytes()
+    return tuple(
+        tensor.clone() if used[memory_of(tensor)] < tensor.untyped_storage().nbytes() else tensor for tensor in written
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
