@@ -141,8 +141,8 @@ class LayerStage:
 def _apart(written: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What a recomputed layer wrote, each tensor in memory of its own size.
 
-    Of such a layer only inputs and outputs are kept. An output that is a part of a larger tensor, as the picture's
-    tokens are of those of text and picture, would keep all of it. Parts that fill a tensor together stay as they are,
+    Of such a layer only inputs and outputs are kept. An output that is a part of a larger tensor would keep all of it:
+    the tokens of the picture, for example, beside tokens of text. Parts that fill a tensor together stay as they are,
     and so do parts of an input, which is kept anyway.
     """
     used: dict[int, int] = defaultdict(int)  # memory -> the bytes of the outputs in it
