@@ -139,7 +139,7 @@ class LayerStage:
 
 
 def _apart(written: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a recomputed layer wrote, each tensor in memory of its own size.
+    """The tensors that a recomputed layer wrote, each in memory of its own size.
 
     Of such a layer only inputs and outputs are kept. An output that is a part of a larger tensor would keep all of it:
     the tokens of the picture, for example, beside tokens of text. Parts that fill a tensor together stay as they are,
