@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from kit.tiny_runs import recipe_of
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.base.family import Clip
+from diffusionpipe.trainer.model.members import sample_size
+from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.workflows.drawing.memory import check_memory
 from diffusionpipe.workflows.drawing.run_recipe import SampleSize, size_of
 
@@ -57,6 +60,30 @@ def test_a_recipe_that_names_no_size_is_refused(tmp_path, text, message):
     (tmp_path / "recipe.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         size_of(tmp_path, tmp_path / "export", None, None, None)
+
+
+@pytest.mark.parametrize(
+    "resolution", [[512, "640x384"], ["832x480x33", "832x480"], ["16x32"], ["64x64x5", 96], [64, 96], 64]
+)
+def test_of_several_sizes_the_one_that_the_run_draws_is_drawn(tmp_path, resolution):
+    recipe = recipe_of(tmp_path / "model", tmp_path / "data", tmp_path / "run", data={"resolution": resolution})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(recipe_to_toml(recipe))
+    found = size_of(tmp_path / "run", tmp_path / "model", None, None, None)
+    assert found.sample == sample_size(recipe)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('train = "pictures"\nsizes = ["64 by 32"]', "'64 by 32' is not a width and a height"),
+        ('sizes = ["64x32"]', "train"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(tmp_path, text, why):
+    (tmp_path / "recipe.toml").write_text(f"[data]\nresolution = 64\n{text}\n")
+    with pytest.raises(ConfigError, match=rf"recipe\.toml: data\.sizes cannot be read: .*{why}.*; correct or remove"):
+        size_of(tmp_path, tmp_path, None, None, None)
 
 
 def test_none_in_a_recipe_is_no_size(tmp_path):

@@ -95,7 +95,7 @@ ResolutionOption = Annotated[
 HeightOption = Annotated[
     int | None,
     typer.Option(
-        min=8, max=2**24, help="Height of clips that are not square; --resolution is their width.", show_default=False
+        min=8, max=2**24, help="Height of what is not square; --resolution is the width then.", show_default=False
     ),
 ]
 FramesOption = Annotated[

@@ -69,7 +69,8 @@ def sampling_of(run: Path) -> "SamplingSection":
 def size_of(run: Path, folder: Path, resolution: int | None, height: int | None, frames: int | None) -> SampleSize:
     """The size to draw: as given, for the rest as the run was trained, else as diffusers' pipeline draws.
 
-    With a resolution and no height, pictures and clips are square; 1 frame is a picture.
+    With a resolution and no height, pictures and clips are square; 1 frame is a picture. Of several sizes of a run the
+    largest is drawn, as the run itself does.
 
     Raises:
         ConfigError: the run's recipe names no size.
@@ -92,6 +93,8 @@ def _trained_size(recipe: Path) -> SampleSize:
 
     data = _table(recipe).get("data")
     found = {} if not isinstance(data, dict) else {key: data[key] for key in SampleSize.__slots__ if key in data}
+    if isinstance(data, dict) and data.get("sizes"):
+        found |= _largest_size(recipe, data)
     # TOML has no null, so a resolved recipe writes "none".
     found = {key: value for key, value in found.items() if value != "none"}
     for key in ("resolution", "height", "frames"):
@@ -105,6 +108,26 @@ def _trained_size(recipe: Path) -> SampleSize:
     if "frames" in found and "frame_rate" not in found:
         found["frame_rate"] = kept_rate(recipe.parent)
     return SampleSize(**found)
+
+
+def _largest_size(recipe: Path, data: dict[str, Any]) -> dict[str, object]:
+    """The largest of the sizes of a run that has several, which it draws, by the keys of [data]."""
+    from pydantic import ValidationError
+
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.recipe import DataSection
+    from diffusionpipe.trainer.recipe.size_rules import sizes_of
+
+    try:
+        size = sizes_of(DataSection.model_validate(data))[0]
+    except ValueError as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ConfigError(f"{recipe}: data.sizes cannot be read: {why}; correct or remove them") from error
+    return {
+        "resolution": size.width,
+        "height": "none" if size.height == size.width else size.height,
+        "frames": "none" if size.frames == 1 else size.frames,
+    }
 
 
 def precision_of(run: Path) -> "RecipePrecision":
