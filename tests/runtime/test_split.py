@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.parametrizations import weight_norm
 
 from diffusionpipe.models.graphs.graph import Layer
@@ -330,6 +331,13 @@ def test_a_part_of_what_a_recomputed_layer_makes_does_not_keep_the_rest():
     both = module(x.detach().requires_grad_())
     expected = torch.autograd.grad(both[:, 7:].square().sum() + both[:, :1].sum(), [*module.parameters()])
     assert all(map(torch.equal, [parameter.grad for parameter in module.parameters()], expected))
+
+
+def test_parts_of_fake_tensors_are_apart_too():
+    """They have no address, and models of real size are counted with them."""
+    with FakeTensorMode():
+        _, _, found = _written_by(lambda module, x: (module(x)[:, 7:], x[:, :1]))
+    assert found["a"].untyped_storage().nbytes() == 4 * 4 * 3 * 6
 
 
 @pytest.mark.parametrize("run", [lambda module, x: module(x).split([7, 3], 1), lambda module, x: (x[:, :2], module(x))])

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusionpipe.models.graphs.graph import Layer, modules_of
 from diffusionpipe.runtime.compute.casts import Casts
 from diffusionpipe.runtime.compute.split import Deferred, Forward, cast_weights, forwards_of, run_with
-from diffusionpipe.runtime.machine.buffers import memory_of
+from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.runtime.recording.layer_watch import LayerWatch
 
 
@@ -145,13 +145,13 @@ def _apart(written: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[Tensor, .
     the tokens of the picture, for example, beside tokens of text. Parts that fill a tensor together stay as they are,
     and so do parts of an input, which is kept anyway.
     """
-    used: dict[int, int] = defaultdict(int)  # memory -> the bytes of the outputs in it
+    used: dict[int, int] = defaultdict(int)  # storage -> the bytes of the outputs in it
     for tensor in written:
-        used[memory_of(tensor)] += tensor.numel() * tensor.element_size()
+        used[storage_of(tensor)] += tensor.numel() * tensor.element_size()
     for tensor in read:
-        used[memory_of(tensor)] = tensor.untyped_storage().nbytes()
+        used[storage_of(tensor)] = tensor.untyped_storage().nbytes()
     return tuple(
-        tensor.clone() if used[memory_of(tensor)] < tensor.untyped_storage().nbytes() else tensor for tensor in written
+        tensor.clone() if used[storage_of(tensor)] < tensor.untyped_storage().nbytes() else tensor for tensor in written
     )
 
 

@@ -30,6 +30,12 @@ def memory_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def storage_of(tensor: Tensor) -> int:
+    """The identity of the tensor's storage while it lives, which views share; fake tensors have no address."""
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
+
+
 def num_in_memory_of(tensor: Tensor) -> int:
     """The number of tensors that share the tensor's storage, with itself and with those that only torch holds."""
     storage = tensor.untyped_storage()
