@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from diffusionpipe.ir import Range
 from diffusionpipe.models.cut.glue import tables_of
 from diffusionpipe.models.graphs.graph import LayerGraph
-from diffusionpipe.profiler.memory import storage_key
 from diffusionpipe.runtime.comm.transport import Pending, Transport
 from diffusionpipe.runtime.engine.worker import Worker
+from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.units import Bytes
 
 
@@ -26,7 +26,7 @@ class HeldBytes(saved_tensors_hooks):
     def __init__(self, without: Iterable[Tensor]) -> None:
         self.live: Bytes = 0
         self.peak: Bytes = 0
-        self._without = {storage_key(tensor) for tensor in without}
+        self._without = {storage_of(tensor) for tensor in without}
         self._known: dict[int, weakref.ref[Any]] = {}
         super().__init__(self._pack, lambda tensor: tensor)
 
@@ -36,7 +36,7 @@ class HeldBytes(saved_tensors_hooks):
 
     def note(self, tensor: Tensor) -> None:
         """Count the tensor's storage for as long as it lives."""
-        key, storage = storage_key(tensor), tensor.untyped_storage()
+        key, storage = storage_of(tensor), tensor.untyped_storage()
         if key in self._without or key in self._known:
             return
         num_bytes = storage.nbytes()

@@ -8,7 +8,8 @@ from diffusionpipe.models.cut.sequential import sequential_graph
 from diffusionpipe.models.graphs.run import run_layers
 from diffusionpipe.profiler.counted_memory import run_for_memory
 from diffusionpipe.profiler.layer_run import layer_run, release, weight_keys
-from diffusionpipe.profiler.memory import KeptBytes, LiveBytes, SavedStorages, storage_key
+from diffusionpipe.profiler.memory import KeptBytes, LiveBytes, SavedStorages
+from diffusionpipe.runtime.machine.buffers import storage_of
 
 
 def test_live_bytes_follow_what_operations_make_and_drop():
@@ -47,8 +48,8 @@ def backbone_kept(graph, model, inputs):
         first = [layer for layer in graph.layers if layer.name in frozen]
         tensors = inputs | run_layers(first, graph.components, inputs)
     rest = [layer for layer in graph.layers if layer.name not in frozen]
-    weights = {storage_key(t) for c in graph.components.values() for t in (*c.parameters(), *c.buffers())}
-    outside = {storage_key(tensor) for tensor in tensors.values()}
+    weights = {storage_of(t) for c in graph.components.values() for t in (*c.parameters(), *c.buffers())}
+    outside = {storage_of(tensor) for tensor in tensors.values()}
     kept = SavedStorages()
     with kept:
         written = run_layers(rest, graph.components, tensors)

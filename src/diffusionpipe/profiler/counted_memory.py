@@ -8,7 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from diffusionpipe.profiler.layer_run import LayerRun, weight_keys
-from diffusionpipe.profiler.memory import LiveBytes, SavedStorages, storage_key
+from diffusionpipe.profiler.memory import LiveBytes, SavedStorages
+from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.units import Bytes
 
 BeforeBackward = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
@@ -118,11 +119,11 @@ def run_for_memory(run: LayerRun, gauge: Gauge, watch: MemoryWatch | None = None
 def _put_aside(run: LayerRun) -> PutAside:
     if run.is_frozen or not run.trained or not run.forwards:
         return PutAside()
-    position_of = {storage_key(run.reads[name]): position for position, name in enumerate(run.layer.reads)}
+    position_of = {storage_of(run.reads[name]): position for position, name in enumerate(run.layer.reads)}
     weights, own, reads = weight_keys(run), dict[int, Bytes](), set[int]()
     deferred = run.put_aside()
     for tensor in deferred.tensors():
-        key = storage_key(tensor)
+        key = storage_of(tensor)
         if key in position_of:
             reads.add(position_of[key])
         elif key not in weights:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.cut.glue import tables_of
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, own_parameters
-from diffusionpipe.profiler.memory import storage_key
 from diffusionpipe.runtime.compute.casts import Casts
 from diffusionpipe.runtime.compute.split import Deferred, Forward, cast_weights, run_with
 from diffusionpipe.runtime.compute.stage import module_forwards
+from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.units import Seconds
 
 MIN_SHARE = 0.02
@@ -140,10 +140,10 @@ def release(run: LayerRun) -> None:
 
 
 def weight_keys(run: LayerRun) -> set[int]:
-    """The `storage_key`s of the layer's parameters, their copies, and the buffers and tables that it may read."""
+    """The `storage_of`s of the layer's parameters, their copies, and the buffers and tables that it may read."""
     own = (p for p in own_parameters(run.layer, run.component) if p.device.type != "meta")
     constant = (*run.component.buffers(), *tables_of([run.layer]))
-    return {storage_key(tensor) for tensor in (*own, *run.casts.copies, *constant)}
+    return {storage_of(tensor) for tensor in (*own, *run.casts.copies, *constant)}
 
 
 def split_backward(

@@ -12,13 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.graphs.graph import Layer
+from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.units import Bytes
-
-
-def storage_key(tensor: Tensor) -> int:
-    """A number that is equal for all tensors in one storage, as long as one of them lives."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
 
 
 class SavedStorages(saved_tensors_hooks):
@@ -30,7 +25,7 @@ class SavedStorages(saved_tensors_hooks):
         super().__init__(self._note, _unchanged)
 
     def _note(self, tensor: Tensor) -> Tensor:
-        self.storages[storage_key(tensor)] = tensor.untyped_storage().nbytes()
+        self.storages[storage_of(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
 
@@ -69,10 +64,10 @@ class KeptBytes:
 
         `reads`, `writes`: its inputs and outputs. `put_aside`: positions of the reads that stay for its W.
         """
-        read_as = {storage_key(tensor): name for name, tensor in reads.items()}
+        read_as = {storage_of(tensor): name for name, tensor in reads.items()}
         written_as: dict[int, str] = {}
         for name, tensor in writes.items():
-            key = storage_key(tensor)
+            key = storage_of(tensor)
             # A view of an input, or of an output before it, takes no memory of its own.
             original = read_as.get(key) or written_as.get(key)
             if original is not None:
@@ -138,8 +133,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return result
 
     def _see(self, tensor: Tensor, *, counts: bool) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        key, storage = storage_of(tensor), tensor.untyped_storage()
         if key in self._known:
             return
         takes_any = counts and tensor.device.type != "meta"  # fake tensors say another device

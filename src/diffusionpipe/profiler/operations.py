@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from diffusionpipe.models.graphs.describe import dtype_name
+from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.units import Bytes
 
 _ATEN = torch.ops.aten
@@ -96,8 +97,8 @@ def _is_view(func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bo
     # Operations in place write to a storage that they read, and still run a kernel.
     if func._schema.is_mutable:
         return False
-    storages = {tensor.untyped_storage()._cdata for tensor in read}
-    return all(tensor.untyped_storage()._cdata in storages for tensor in written)
+    storages = set(map(storage_of, read))
+    return all(storage_of(tensor) in storages for tensor in written)
 
 
 def _work(packet: Any, args: Any, kwargs: Any, result: object) -> tuple[SpeedLimit, int]:

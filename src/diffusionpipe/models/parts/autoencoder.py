@@ -183,6 +183,6 @@ def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor,
 def _sample_patches(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """The sampled latents cut into patches, each channel of which has mean 0 and deviation 1 over many pictures."""
     latents = pixel_unshuffle(posterior_sample(moments, posterior_noise), PATCH)  # (B, 4C, H / 2, W / 2)
-    # FLUX.2's VAE has these statistics as those of a batch norm.
+    # FLUX.2's VAE keeps these statistics in a batch norm.
     mean, variance = (numbers.to(latents).view(1, -1, 1, 1) for numbers in (vae.bn.running_mean, vae.bn.running_var))
     return ((latents - mean) / torch.sqrt(variance + vae.config.batch_norm_eps),)
