@@ -35,6 +35,16 @@ class Clip:
         """
         return self.width * self.height * (1 + (self.frames - 1) / 4)
 
+    @property
+    def stated(self) -> tuple[int, int | None, int | None]:
+        """(resolution, height, frames) as recipes and commands state them; None: as high as wide, and one frame.
+
+        >>> Clip(width=832, height=480).stated
+        (832, 480, None)
+        """
+        height = None if self.height == self.width else self.height
+        return self.width, height, None if self.frames == 1 else self.frames
+
     def __str__(self) -> str:
         """The frames and the pixels of the clip in words."""
         size = f"{self.width} x {self.height} pixels"

@@ -229,13 +229,8 @@ def with_size(example: Example, recipe: Recipe) -> Example:
     """The example with the size and the rate that the recipe's run draws; of several sizes it draws the largest."""
     size, data = sample_size(recipe), recipe.data
     rate = data.frame_rate or kept_rate(recipe.run.folder) if size.frames > 1 else None
-    return replace(
-        example,
-        resolution=size.width,
-        height=None if size.height == size.width else size.height,
-        frames=size.frames if size.frames > 1 else None,
-        frame_rate=rate,
-    )
+    resolution, height, frames = size.stated
+    return replace(example, resolution=resolution, height=height, frames=frames, frame_rate=rate)
 
 
 def _drawing_pipeline(settings: Export, index: _JSON) -> str:

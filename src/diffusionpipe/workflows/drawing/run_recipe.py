@@ -123,11 +123,8 @@ def _largest_size(recipe: Path, data: dict[str, Any]) -> dict[str, object]:
     except ValueError as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise ConfigError(f"{recipe}: data.sizes cannot be read: {why}; correct or remove them") from error
-    return {
-        "resolution": size.width,
-        "height": "none" if size.height == size.width else size.height,
-        "frames": "none" if size.frames == 1 else size.frames,
-    }
+    stated = zip(("resolution", "height", "frames"), size.stated, strict=True)
+    return {key: "none" if value is None else value for key, value in stated}
 
 
 def precision_of(run: Path) -> "RecipePrecision":
