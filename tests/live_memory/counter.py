@@ -5,13 +5,13 @@ refers to it any more. Weights, gradients and the like are left out by name, eve
 is put aside for weight gradients, messages and their buffers, raw inputs and frozen outputs. It is counted between two
 actions, when what a layer needs while it runs is gone.
 
-Values bear on no byte, and attention takes most of the time. `FORMS_ALONE` are the operations that are
+Values bear on no byte, and attention and products take most of the time. `FORMS_ALONE` are the operations that are
 computed once for each form of their arguments (shapes, strides, types); after that their results are zeros of the form
 that was seen. All other operations, and everything that the runtime does, run as they always do.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ FORMS_ALONE = frozenset(
         _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default,
         _ATEN.convolution.default,
         _ATEN.convolution_backward.default,
+        _ATEN.mm.default,
+        _ATEN.addmm.default,
+        _ATEN.bmm.default,
     }
 )
 
@@ -66,12 +69,12 @@ _RESULTS: dict[Any, Any] = {}
 """The forms of results by operation and forms of its arguments, for all cases of a process."""
 
 
-def of_this_form(operation: Callable[..., Any], args: Sequence[Any]) -> Any:
+def of_this_form(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The operation's result the first time that it has arguments of these forms, then zeros like it."""
-    key = operation, form_of(args)
+    key = operation, form_of(args), tuple((name, form_of(kwargs[name])) for name in sorted(kwargs))
     if key in _RESULTS:
         return zeros_of(_RESULTS[key])
-    result = operation(*args)
+    result = operation(*args, **kwargs)
     _RESULTS[key] = form_of(result)
     return result
 
@@ -86,7 +89,7 @@ class _Known(weakref.ref[Any]):
 class LiveStorages(TorchDispatchMode):
     """The storages that operations have made since it was entered, and that still live.
 
-    `computes_all`: attention and convolutions are computed each time.
+    `computes_all`: the operations of `FORMS_ALONE` are computed each time too.
     """
 
     def __init__(self, *, computes_all: bool = False) -> None:
@@ -101,10 +104,8 @@ class LiveStorages(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if kwargs:
-            result = func(*args, **kwargs)
-        else:
-            result = of_this_form(func, args) if func in self._forms_alone else func(*args)
+        kwargs = kwargs or {}
+        result = of_this_form(func, args, kwargs) if func in self._forms_alone else func(*args, **kwargs)
         given = None
         for tensor in (result,) if isinstance(result, Tensor) else tensors_in((result,)):
             storage = tensor.untyped_storage()
@@ -113,7 +114,7 @@ class LiveStorages(TorchDispatchMode):
                 continue
             if given is None:
                 given = {key_of(one) for one in tensors_in(args)}
-                given.update(key_of(one) for one in tensors_in(kwargs.values() if kwargs else ()))
+                given.update(key_of(one) for one in tensors_in(kwargs.values()))
             self._known[key] = known = _Known(storage, self._forget)
             known.key = key
             if key not in given:  # else it was there before, as weights were, and this is a view of it

@@ -43,15 +43,30 @@ def test_a_result_that_is_not_computed_has_the_form_of_one_that_is():
         key = torch.randn(2, heads, draws.randint(1, 6), width)
         attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
         assert attend in FORMS_ALONE
-        computed, *zeros = (of_this_form(attend, (query, key, key)) for _ in range(3))
+        computed, *zeros = (of_this_form(attend, (query, key, key), {}) for _ in range(3))
         assert form_of(computed) == form_of(zeros[0]) == form_of(zeros[1])
 
 
 def test_zeros_are_new_storages_each_time():
     product, (first, second) = torch.ops.aten.mm.default, (torch.ones(4, 5), torch.ones(5, 3))
-    product_of = [of_this_form(product, (first, second)) for _ in range(3)]
+    product_of = [of_this_form(product, (first, second), {}) for _ in range(3)]
     assert len({one.untyped_storage()._cdata for one in product_of}) == 3
     assert not product_of[2].any()
+
+
+def test_arguments_by_name_are_part_of_the_form():
+    """The backward of attention has some, and took most of a case's time as long as it was computed each time."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    given = [torch.randn(1, 2, 3, 4) for _ in range(5)]
+    results = [of_this_form(attend, (*given, torch.randn(1, 2, 3), 0.0, False), {"scale": None}) for _ in range(2)]
+    assert results[0][0].any()
+    assert not results[1][0].any()
+    assert form_of(results[0]) == form_of(results[1])
+    narrow, wide = (
+        of_this_form(torch.ops.aten.zeros_like.default, (given[0],), {"dtype": dtype})
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert (narrow.dtype, wide.dtype) == (torch.float32, torch.float64)
 
 
 @pytest.mark.slow

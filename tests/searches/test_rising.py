@@ -4,10 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 from searches import memory_sizes, rising
+from searches.settings import with_memory
+
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.search.search import search
 
 FOUND = {
     (0, 6): "states in parts: the largest parameter is whole at one copy, which hid leaner cuts",
     (0, 31): "the same, with replicas",
+    (1, 38): "cuts of 1F1B with which a schedule that holds more did not fit",
 }
 """Settings, by seed and number, in which an earlier search was slower with more memory."""
 PAIR = (1_070_000_000, 1_104_000_000)
@@ -18,6 +23,14 @@ def test_more_memory_makes_a_plan_no_slower_where_it_once_did():
     found = list(rising.planned(rising.setting_of(0, 31), PAIR))
     assert [one.rise for one in found] == [0.0, 0.0]
     assert found[0].step < 1.9, "with states in parts"
+
+
+def test_a_schedule_that_holds_more_than_1f1b_gets_other_cuts():
+    """Of three equally fast cuts of 1F1B, more memory gave the one with which ZB-1p does not fit: 3.12 s, not 3.006."""
+    setting = with_memory(rising.setting_of(1, 38), 2_008_000_000)
+    candidate, proposal = search(setting, filler=filler_of(setting)).winner
+    assert candidate.schedule == "zb-1p"
+    assert proposal.step == pytest.approx(3.00616, abs=1e-5)
 
 
 @pytest.mark.parametrize(("seed", "number"), FOUND)

@@ -113,8 +113,8 @@ GAINED = 1.1
 """What is this many times worse than the best is judged with other schedules, if it is 1F1B, or with moved cuts, if it
 has several stages on a worker: more cost estimates, fewer miss what gains most from that."""
 HOPELESS = 1.25
-"""A chain this many times worse as 1F1B than the best is judged with no other schedule: more cost estimates; fewer may
-miss one of few micro-batches, which gain most."""
+"""What is this many times worse than the best, or than what a search has to beat, gets no moved cuts and no searched
+orders, and as 1F1B no other schedule: more cost estimates; fewer may miss one of few micro-batches, which gain most."""
 PROMISING = 1.05
 """Other schedules this many times worse than the best so far are left out: more cost estimates of what moved cuts and
 buckets rarely make up for."""

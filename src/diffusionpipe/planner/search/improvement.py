@@ -116,6 +116,8 @@ def improve(pool: Pool, places: Sequence[tuple[Arrangement, int]] = ()) -> None:
     if given.allows_chains:
         _add_unequal(pool)
     for one in pool.diverse()[:NUM_IMPROVED]:
+        if one.score > HOPELESS * pool.score:
+            break
         moved = bucketed(pool, move_cuts(pool, one))
         pool.add(moved)
         add_schedules(pool, moved)
@@ -184,6 +186,36 @@ def add_schedules(pool: Pool, one: Judged) -> None:
             if variant.score < limit and key not in alike:  # families agree at many sizes
                 alike.add(key)
                 pool.add(variant)
+                if not variant.fits and variant.score < pool.score * BETTER:
+                    _add_relieved(pool, variant.candidate)
+
+
+def _add_relieved(pool: Pool, candidate: Candidate) -> None:
+    """The candidate with its cuts moved by a layer at a time until it fits in memory, where it stays the fastest.
+
+    Cuts are asked for 1F1B, and of equally fast ones any may be found: a schedule that holds more may fit with others.
+    """
+    footprint = pool.judge.footprint
+
+    def lacking(other: Candidate) -> Bytes:
+        return footprint.overflow(other, footprint.held(pool.with_hosts(other)))
+
+    least, fitting = lacking(candidate), list[Candidate]()
+    while not fitting:
+        before = least
+        for starts in _moved(pool.judge, candidate.starts, _single_moves(candidate)):
+            moved = recut(pool.judge, candidate, starts=starts)
+            lacks = lacking(moved)
+            if lacks <= 0:
+                fitting.append(moved)
+            elif lacks < least:
+                candidate, least = moved, lacks
+        if least == before:
+            break
+    for moved in fitting:
+        one = pool.judged_of(moved, limit=pool.score)
+        if one.fits and one.score < pool.score * BETTER:
+            pool.add(one)
 
 
 def _add_placed(
@@ -232,7 +264,7 @@ def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
 def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
     """Orders made for this place alone, where they are better."""
     own = _of_place(pool, arrangement, microbatches)
-    if not _may_gain(pool, own[0]):
+    if own[0].score > HOPELESS * pool.score or not _may_gain(pool, own[0]):
         return
     limit = own[0].score * BETTER
     for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
@@ -247,7 +279,7 @@ def _add_neighbours(pool: Pool) -> None:
     The reason why it is the best, buckets or an order of its own, has been tried at few places.
     """
     best = next(iter(pool.ranked()), None)
-    if best is None:
+    if best is None or best.score > HOPELESS * pool.score:
         return
     batch, seen = pool.judge.setting.workload.batch, {best.candidate.microbatches}
     counts = [n for n in range(1, MAX_MICROBATCHES + 1) if replace(best.candidate, microbatches=n).divides(batch)]

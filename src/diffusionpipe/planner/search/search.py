@@ -162,11 +162,10 @@ def search(
         raise ConfigError(uncuttable(setting))
     may_shard = (units is None or 1 in units) and setting.may_shard
     sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
+    reached = min((proposal.step for _, proposal in sharded if proposal.overflow <= 0), default=float("inf"))
     # Candidates that are estimated up to this factor above may still win.
-    pool.score = min(
-        [pool.score, *(ESTIMATE_TOLERANCE * proposal.step for _, proposal in sharded if proposal.overflow <= 0)]
-    )
-    finalists, bounded = _simulated(pool, places, proposed, num_finalists, units, limit, max_again)
+    pool.score = min(pool.score, ESTIMATE_TOLERANCE * reached)
+    finalists, bounded = _simulated(pool, places, proposed, num_finalists, units, limit, max_again, reached=reached)
     if may_shard:
         finalists = with_sharded(setting, finalists, sharded, limit=limit)
     may_be_whole = units is None and not (is_limited or setting.given.is_sharded)
@@ -192,8 +191,12 @@ def _simulated(
     units: Collection[int] | None,
     limit: Seconds,
     max_again: int,
+    *,
+    reached: Seconds,
 ) -> tuple[list[tuple[Candidate, Proposal]], list[Place]]:
     """The best candidates of these places simulated in full, but for sharded copies; and the places with their bounds.
+
+    `reached`: the step of the fastest sharded copies.
 
     Raises:
         ConfigError: as `_add_tight`.
@@ -212,15 +215,15 @@ def _simulated(
     add_branches(pool, _within(pool, places))
     add_crowded(pool, _within(pool, places))
     improve(pool, _within(pool, places))  # [3]
-    finalists = _finalists(pool, proposed, num_finalists, limit)  # [4]
+    finalists = _finalists(pool, proposed, num_finalists, limit, reached)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
     # Under a limit, only where the search that gave the limit looked for them too.
     pool.is_tight = not fits_easily and (pool.is_tight or not is_limited)
     if pool.is_tight:
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
-        finalists = _finalists(pool, proposed, num_finalists, limit)
+        finalists = _finalists(pool, proposed, num_finalists, limit, reached)
     if max_again:
-        finalists += _again(pool, finalists, proposed, num_finalists, units, limit, max_again)
+        finalists += _again(pool, finalists, proposed, num_finalists, units, min(limit, reached), max_again)
     return finalists, bounded
 
 
@@ -287,8 +290,13 @@ def _in_parts(judged: Sequence[Judged], proposed: Proposed) -> dict[Candidate, P
     return found
 
 
-def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Seconds) -> list[tuple[Candidate, Proposal]]:
-    """The best candidates simulated in full, in the order of their estimates."""
+def _finalists(
+    pool: Pool, proposed: Proposed, num_finalists: int, limit: Seconds, reached: Seconds = float("inf")
+) -> list[tuple[Candidate, Proposal]]:
+    """The best candidates simulated in full, in the order of their estimates.
+
+    As soon as one of them fits, only those are left to try that may be faster than it and than `reached`.
+    """
     ranked = pool.diverse()
     finalists: list[tuple[Candidate, Proposal]] = []
     fastest = limit
@@ -299,7 +307,7 @@ def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Second
         proposal = proposed(one.candidate)
         finalists.append((one.candidate, proposal))
         if proposal.overflow <= 0:
-            fastest = min(fastest, proposal.step)
+            fastest = min(fastest, proposal.step, reached)
     best = min((pair for pair in finalists if pair[1].overflow <= 0), key=lambda pair: pair[1].step, default=None)
     if best and pool.is_filled:
         # The best one's twin, and those of others that would be better if they were as fast as estimated.
@@ -337,7 +345,8 @@ def _again(
     judge = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, max(spare) + 1)))
     less = Pool(judge=judge, is_filled=pool.is_filled, score=fastest, is_tight=pool.is_tight)
     try:
-        found, _ = _simulated(less, _promising(less, units), proposed, num_finalists, units, fastest, max_again - 1)
+        effort = proposed, num_finalists, units, fastest, max_again - 1
+        found, _ = _simulated(less, _promising(less, units), *effort, reached=fastest)
     except ConfigError:  # with less memory all that is left puts layers with a parameter in common on several ranks
         return []
     known = {candidate for candidate, _ in finalists}
