@@ -13,6 +13,7 @@ FOUND = {
     (0, 6): "states in parts: the largest parameter is whole at one copy, which hid leaner cuts",
     (0, 31): "the same, with replicas",
     (1, 38): "cuts of 1F1B with which a schedule that holds more did not fit",
+    (2, 18): "fills that lacked memory, where smaller ones did not",
 }
 """Settings, by seed and number, in which an earlier search was slower with more memory."""
 PAIR = (1_070_000_000, 1_104_000_000)

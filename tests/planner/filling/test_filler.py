@@ -3,10 +3,12 @@ from random import Random
 
 import pytest
 from planner import synthetic
+from searches.settings import drawn, with_memory
 
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import Unfilled
-from diffusionpipe.planner.filling.filler import filler_of, hosts_and_chunk
+from diffusionpipe.planner.filling.filler import fill_plan, filler_of, hosts_and_chunk
+from diffusionpipe.planner.filling.fills import frozen_layers
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
@@ -157,3 +159,17 @@ def test_where_memory_is_scarce_estimates_count_with_the_hosts_and_the_chunk_of_
         case = replace(ample, cluster=replace(ample.cluster, devices=devices))
         same += estimated(case, candidate, monkeypatch)[1] == asked(case, candidate.layout(case))
     assert same >= 38  # 28 if waits held no activations, 33 if they held the most of the iteration, 37 without messages
+
+
+def test_fills_that_lack_memory_are_placed_again_in_less_of_it():
+    """Replicas wait most, so they encode most and hold the outputs for all; with other fills the layout fits."""
+    case = with_memory(drawn(2, 18).setting, 1_008_000_000)
+    layout = Layout(
+        batch=case.workload.batch, stages=2, microbatches=24, schedule="dapple-b", splits=("layer2",), replicas=(1, 2)
+    )
+    frozen = frozen_layers(case.profile)
+    equal = propose(case, layout, lambda unfilled: fill_plan(case, unfilled, frozen).fills)
+    assert 80 * MB < equal.overflow < 90 * MB
+    found = propose(case, layout, filler_of(case))
+    assert found.overflow <= 0
+    assert equal.step < found.step < 1.005 * equal.step

@@ -1,7 +1,7 @@
 """The filler of a setting: `plan_fills` as `build_plan` and the search call it, within each device's memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from diffusionpipe.holding.memory import MemoryUse
@@ -12,7 +12,7 @@ from diffusionpipe.planner.assembly.queued import are_waiting, timed_in_queues
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.spreading import spread_fills
 from diffusionpipe.planner.filling.windows import window_fills
-from diffusionpipe.planner.pricing.encoders import Room, kept_for_others, needs_of
+from diffusionpipe.planner.pricing.encoders import Needs, Room, kept_for_others, needs_of
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of, worker_speeds
@@ -21,13 +21,17 @@ from diffusionpipe.timing.buffers import moving_through
 from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes, Seconds
 
+MOST_PLACED = 3
+"""Ways to place fills that lack memory: each costs a simulation, fewer lose plans that would fit with smaller fills."""
+
 
 def filler_of(setting: Setting) -> Filler:
     """The filler that places the setting's frozen work in bubbles, within each device's memory.
 
     At most `setting.workload.encode_chunk` samples go through the layers together, fewer where memory demands it; where
-    it demands even more, only some workers hold the frozen layers and encode for the others (see `Needs`). In a window
-    all workers may encode, and memory is not looked at. Times of layers are kept between calls.
+    it demands even more, only some workers hold the frozen layers and encode for the others (see `Needs`). Fills that
+    still lack memory are placed again, for devices that have less of it. In a window all workers may encode, and memory
+    is not looked at. Times of layers are kept between calls.
     """
     frozen = frozen_layers(setting.profile)
 
@@ -37,7 +41,7 @@ def filler_of(setting: Setting) -> Filler:
             chunk = setting.workload.encode_chunk
             options = FillOptions(speeds=speeds, max_chunk=chunk, overhead=setting.fill_start)
             return window_fills(unfilled.schedule, unfilled.costs, frozen, options)
-        packed = fill_plan(setting, unfilled, frozen).fills
+        packed = _packed(setting, unfilled, frozen)
         spread = spread_fills(setting, unfilled, frozen) if unfilled.schedule.num_workers == 1 else ()
         ways = [packed, {0: spread}] if spread else [packed]
         # Where neither fits, the one that lacks less memory; else the faster one.
@@ -57,9 +61,35 @@ def _judged(setting: Setting, unfilled: Unfilled, fills: Mapping[int, Sequence[P
     return max(0, *(use.total - room for use, room in zip(uses, rooms, strict=True))), timeline.makespan
 
 
+def _packed(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Mapping[int, Sequence[PlacedFill]]:
+    """The fills of one iteration; where they lack memory, those that devices with as much less memory would have.
+
+    Hosts are chosen as if each encoded as much of the batch. One that waits longer encodes more, and holds more outputs
+    for the others. Of fills that all lack memory, those that lack least.
+    """
+    room, tried, less = _room(setting, unfilled), list[tuple[Bytes, Seconds, FillPlan]](), 0
+    while True:
+        hosts, chunk = room.hosts_and_chunk(less)
+        plan = _placed(setting, unfilled, frozen, hosts, chunk)
+        if not tried and room.is_enough(chunk, plan.shares):
+            return plan.fills
+        lacked, seconds = _judged(setting, unfilled, plan.fills)
+        is_known = any(plan.fills == other.fills for _, _, other in tried)
+        tried.append((lacked, seconds, plan))
+        if lacked == 0 or is_known or len(tried) == MOST_PLACED:
+            return min(tried, key=lambda one: one[:2])[2].fills
+        less += lacked
+
+
 def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> FillPlan:
-    """The fills of one iteration within each device's memory, with the resulting times and their bound."""
-    hosts, chunk = hosts_and_chunk(setting, unfilled)
+    """The fills of one iteration with their times and bound; they fit in memory if hosts encode equal shares."""
+    return _placed(setting, unfilled, frozen, *hosts_and_chunk(setting, unfilled))
+
+
+def _placed(
+    setting: Setting, unfilled: Unfilled, frozen: FrozenLayers, hosts: tuple[int, ...] | None, chunk: int
+) -> FillPlan:
+    """The fills of these hosts, None for all workers, with at most `chunk` samples in each."""
     speeds = worker_speeds(setting.cluster, unfilled.mesh)
     options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
     return plan_fills(_queued(unfilled), unfilled.costs, frozen, options)
@@ -78,13 +108,42 @@ def _queued(unfilled: Unfilled) -> Schedule:
 
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:
     """(workers that can hold the frozen layers beside this iteration, None for all; the most samples of a fill)."""
+    return _room(setting, unfilled).hosts_and_chunk()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RoomForFills:
+    """The memory that an iteration leaves for its fills, and the memory that they need."""
+
+    needs: Needs
+    ways: tuple[Sequence[Room], Sequence[Room]]
+    """Each worker's room, by `_rooms`."""
+    others: Sequence[Bytes]
+    """Bytes of a sample that each worker holds only because it encodes it."""
+    batch: int
+
+    def hosts_and_chunk(self, less: Bytes = 0) -> tuple[tuple[int, ...] | None, int]:
+        """`Needs.hosts_and_chunk` with `less` bytes less on each worker."""
+        ways = [[(free - less, unused) for free, unused in way] for way in self.ways]
+        return self.needs.hosts_and_chunk(ways, self.others, self.batch)
+
+    def is_enough(self, chunk: int, shares: Sequence[int]) -> bool:
+        """Whether each worker has room for its share of the samples, by the more cautious way of counting."""
+        cautious = zip(self.ways[0], self.others, shares, strict=True)
+        return all(
+            share == 0 or self.needs.of(chunk, 2 * share * other, unused) <= free
+            for (free, unused), other, share in cautious
+        )
+
+
+def _room(setting: Setting, unfilled: Unfilled) -> _RoomForFills:
     graph, stages = setting.graph, unfilled.schedule.placement.stages
     batch, num_workers = unfilled.schedule.placement.num_samples, unfilled.schedule.num_workers
     own: list[set[str]] = [set() for _ in range(num_workers)]
     for stage in stages:
         own[stage.worker].update(graph.frozen_outputs(unfilled.blocks[stage.weights]))
     others = [kept_for_others(graph, names) for names in own]
-    return needs_of(setting, batch).hosts_and_chunk(_rooms(setting, unfilled), others, batch)
+    return _RoomForFills(needs=needs_of(setting, batch), ways=_rooms(setting, unfilled), others=others, batch=batch)
 
 
 def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]]:

@@ -55,6 +55,13 @@ class Needs:
     running: Mapping[int, Bytes]
     """Samples that go through them together, descending -> bytes meanwhile."""
 
+    def of(self, chunk: int, kept: Bytes, unused: Bytes) -> Bytes:
+        """The bytes of a worker that encodes chunks of this size and keeps `kept` bytes for others.
+
+        `unused`: bytes that they may hold while they run before they need any.
+        """
+        return self.weights + kept + max(0, self.running[chunk] - unused)
+
     def hosts_and_chunk(
         self, rooms: Iterable[Sequence[Room]], others: Sequence[Bytes], batch: int
     ) -> tuple[tuple[int, ...] | None, int]:
@@ -80,7 +87,7 @@ class Needs:
                 hosts = tuple(
                     worker
                     for worker, (free, unused) in enumerate(way)
-                    if self.weights + rows * others[worker] + max(0, self.running[chunk] - unused) <= free
+                    if self.of(chunk, rows * others[worker], unused) <= free
                 )
                 if len(hosts) >= count:
                     return (None if count == num_workers else hosts), chunk
