@@ -1,9 +1,14 @@
 """A few settings of `make searches`, and that the harness notices a search that misses something."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 from searches import judging
 from searches.enumeration import layouts_of, optimum
 from searches.settings import drawn
+
+from diffusionpipe.planner.search.search import search
 
 FOUND = {
     (0, 9): "unequal replicas",
@@ -28,6 +33,15 @@ QUICK = ((0, 9), (8, 62), (8, 225), (9, 94), (9, 174))
 )
 def test_the_search_finds_what_an_enumeration_finds(seed, number):
     assert judging.judged(drawn(seed, number), number, seed).problems == ()
+
+
+def test_a_verdict_goes_from_process_to_process():
+    """`make searches` runs two; a setting that has been planned with holds functions."""
+    one = drawn(0, 9)
+    found = search(one.setting)
+    sent = pickle.loads(pickle.dumps(replace(one, setting=found.judge.setting)))
+    assert sent == one
+    assert search(sent.setting).winner == found.winner
 
 
 def test_a_search_that_finds_nothing_is_noticed(monkeypatch):

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -201,6 +201,10 @@ class LayerTable:
         trained = self.ledger.trained
         own = ([trained[name] for name in layer.parameters if name in trained] for layer in self.layers)
         return tuple(max(sizes, key=lambda one: one.on_device, default=Held()) for sizes in own)
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields without what was computed from them, such as functions, which no other process can be sent."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def held(self) -> Callable[[int, int], Held]:
