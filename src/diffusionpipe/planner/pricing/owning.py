@@ -6,8 +6,9 @@ from dataclasses import replace
 from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.setting import Setting
 
-WORTH = 16
-"""States below this part of the smallest device's memory stay with every copy."""
+WORTH = 64
+"""States below this part of the smallest device's memory stay with every copy: more costs a search, less loses time
+even where memory is ample, because each copy updates its part alone."""
 
 
 def owned(setting: Setting, copies: int) -> Setting:
@@ -19,7 +20,7 @@ def owned(setting: Setting, copies: int) -> Setting:
 def settings_with_owners(setting: Setting) -> Iterator[Setting]:
     """The setting with states in parts over each possible number of copies, most copies first.
 
-    Unless states in parts are given, only where they save more than a 16th of the smallest device's memory; none where
+    Unless states in parts are given, only where they save more than a 64th of the smallest device's memory; none where
     sharding is given otherwise.
     """
     given, ranks = setting.given, setting.cluster.num_ranks
