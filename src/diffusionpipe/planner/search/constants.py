@@ -30,6 +30,9 @@ ORDER_SECONDS: Seconds = 0.15
 NUM_FINALISTS = 6
 """The candidates that are made into plans and simulated in full: more cost a filled plan each; fewer trust the estimate
 of filling more."""
+NUM_SIBLINGS = 4
+"""The other cuts of the best layout that are simulated too where work is filled in: more cost a filled plan each; fewer
+trust the estimate of filling more."""
 MAX_ATTEMPTS = 4
 """The most candidates of sharded copies with two backbones that are simulated in full until one fits in memory: fewer
 may miss a plan that fits."""

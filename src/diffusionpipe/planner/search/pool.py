@@ -114,6 +114,11 @@ class Pool:
             seen.setdefault(_kind(one), one)
         return list(seen.values())
 
+    def siblings(self, candidate: Candidate) -> list[Judged]:
+        """The others of this one's kind that fit, which are cut or put in buckets differently, best first."""
+        own = self.judged[candidate]
+        return [one for one in self.ranked() if _kind(one) == _kind(own) and one is not own]
+
     def twin(self, candidate: Candidate) -> Judged:
         """A candidate of the same kind and score as this one, with the least frozen work after the pipeline.
 

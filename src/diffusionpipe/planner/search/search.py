@@ -74,6 +74,7 @@ from diffusionpipe.planner.search.constants import (
     MAX_ATTEMPTS,
     MAX_UNEQUAL_UNITS,
     NUM_FINALISTS,
+    NUM_SIBLINGS,
     TABLE_CUTOFF,
 )
 from diffusionpipe.planner.search.improvement import add_crowded, add_cuts, add_place, add_schedules, improve
@@ -315,11 +316,32 @@ def _finalists(
         known = {candidate for candidate, _ in finalists}
         twins = dict.fromkeys(pool.twin(one).candidate for one in hopeful)
         finalists += [(twin, proposed(twin)) for twin in twins if twin not in known]
+        finalists += _siblings(pool, hopeful, finalists, proposed, fastest)
     # Filling never does quite as well as estimated, but for copies of the model: they may win although they rank lower.
     copies = next((j for j in ranked if j.candidate.is_copy and j.score < ESTIMATE_TOLERANCE * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
         finalists.append((copies.candidate, proposed(copies.candidate)))
     return finalists
+
+
+def _siblings(
+    pool: Pool,
+    hopeful: Sequence[Candidate],
+    finalists: Sequence[tuple[Candidate, Proposal]],
+    proposed: Proposed,
+    fastest: Seconds,
+) -> list[tuple[Candidate, Proposal]]:
+    """Other cuts of these candidates that would be faster than `fastest` if they took what is estimated, simulated.
+
+    Filling does better or worse by some percent for cuts that differ by a layer, which no estimate says.
+    """
+    known, found = {candidate for candidate, _ in finalists}, list[tuple[Candidate, Proposal]]()
+    for candidate in hopeful:
+        others = [one for one in pool.siblings(candidate) if one.candidate not in known and one.score < fastest]
+        for one in others[:NUM_SIBLINGS]:
+            found.append((one.candidate, proposed(one.candidate)))
+            known.add(one.candidate)
+    return found
 
 
 def _again(
