@@ -181,13 +181,20 @@ def add_schedules(pool: Pool, one: Judged) -> None:
     limit = min(one.score, PROMISING * pool.score) * BETTER
     for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
         if is_chain(name) and pool.judge.setting.allows_family(name):
-            variant = pool.judged_of(replace(one.candidate, schedule=name, orders=None), limit=limit)
+            variant = pool.judged_of(replace(one.candidate, schedule=name, orders=None), limit=limit / BETTER**2)
             key = variant.score, variant.estimate.overflow
-            if variant.score < limit and key not in alike:  # families agree at many sizes
+            # Families agree at many sizes.
+            if (variant.score < limit or _waits_less(pool, variant, one)) and key not in alike:
                 alike.add(key)
                 pool.add(variant)
                 if not variant.fits and variant.score < pool.score * BETTER:
                     _add_relieved(pool, variant.candidate)
+
+
+def _waits_less(pool: Pool, one: Judged, than: Judged) -> bool:
+    """Whether frozen work fills all waits of both by the estimate, and has fewer of them to fill in the first."""
+    is_alike = pool.is_filled and one.score <= than.score
+    return is_alike and one.estimate.pipeline < than.estimate.pipeline * (1 - ENOUGH)
 
 
 def _add_relieved(pool: Pool, candidate: Candidate) -> None:
@@ -269,7 +276,7 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
     limit = own[0].score * BETTER
     for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
         one = move_cuts(pool, pool.judged_of(candidate))
-        if one.fits and one.score < limit:
+        if one.fits and (one.score < limit or _waits_less(pool, one, own[0])):
             pool.add(one)
 
 
