@@ -191,9 +191,12 @@ def add_schedules(pool: Pool, one: Judged) -> None:
                     _add_relieved(pool, variant.candidate)
 
 
-def _waits_less(pool: Pool, one: Judged, than: Judged) -> bool:
-    """Whether frozen work fills all waits of both by the estimate, and has fewer of them to fill in the first."""
-    is_alike = pool.is_filled and one.score <= than.score
+def _waits_less(pool: Pool, one: Judged, than: Judged, *, slack: float = 0.0) -> bool:
+    """Whether frozen work fills all waits of both by the estimate, and has fewer of them to fill in the first.
+
+    `slack`: the part by which the score of the first may be larger, as chunks of frozen work have other sizes.
+    """
+    is_alike = pool.is_filled and one.score <= than.score * (1 + slack)
     return is_alike and one.estimate.pipeline < than.estimate.pipeline * (1 - ENOUGH)
 
 
@@ -276,7 +279,7 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
     limit = own[0].score * BETTER
     for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
         one = move_cuts(pool, pool.judged_of(candidate))
-        if one.fits and (one.score < limit or _waits_less(pool, one, own[0])):
+        if one.fits and (one.score < limit or _waits_less(pool, one, own[0], slack=ENOUGH)):
             pool.add(one)
 
 
