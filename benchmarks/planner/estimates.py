@@ -150,6 +150,9 @@ def drawn(setting: Setting, filler: Filler | None, count: int) -> list[tuple[Can
     )
     ranked = [(one, judge.estimates.estimate(one, is_filled=is_filled)) for one in found]
     ranked = sorted((pair for pair in ranked if pair[1].overflow <= 0), key=lambda pair: pair[1].iteration)
+    # Layouts that differ in their hosts alone have one plan: the best estimate of it counts.
+    best = {candidate.layout(setting): (candidate, estimate) for candidate, estimate in reversed(ranked)}
+    ranked = sorted(best.values(), key=lambda pair: pair[1].iteration)
     return ranked[:: max(1, -(-len(ranked) // count))]
 
 
