@@ -6,7 +6,7 @@ searched; then candidates that came near, drawn evenly over the ranking, are sim
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
@@ -17,8 +17,10 @@ from benchmarks.cards import profiles
 from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.holding import Workload, plain_states
-from diffusionpipe.planner.assembly.layout import Filler
-from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner.assembly.layout import Filler, Unfilled
+from diffusionpipe.planner.filling.filler import fill_plan, filler_of
+from diffusionpipe.planner.filling.fills import frozen_layers
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
 from diffusionpipe.planner.search.judge import Judge
@@ -55,6 +57,8 @@ class Compared:
     case: str
     is_equal: bool
     is_filled: bool
+    is_placed_again: bool
+    """Whether the fills that the estimate is about lack memory, and smaller ones or other hosts took their place."""
     layout: str
     estimated: Seconds
     simulated: Seconds
@@ -128,14 +132,22 @@ def networked(cluster: Cluster, rate: float) -> Cluster:
 def compared(case: Case, *, is_filled: bool) -> Iterator[Compared]:
     """Candidates of the case's search, simulated in full."""
     setting, filler = case.setting, filler_of(case.setting) if is_filled else None
+    frozen = frozen_layers(setting.profile)
+
+    def first(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
+        return fill_plan(setting, unfilled, frozen).fills
+
     for candidate, estimate in drawn(setting, filler, LAYOUTS[is_filled]):
+        simulated = propose(setting, candidate.layout(setting), filler)
+        is_pipeline = is_filled and simulated.train.num_workers > 1
         yield Compared(
             case=case.name,
             is_equal=case.is_equal,
             is_filled=is_filled,
+            is_placed_again=is_pipeline and propose(setting, candidate.layout(setting), first).train != simulated.train,
             layout=f"{name_of(candidate)}, {sizes_of(candidate)}",
             estimated=estimate.iteration,
-            simulated=propose(setting, candidate.layout(setting), filler).iteration,
+            simulated=simulated.iteration,
         )
 
 
@@ -164,11 +176,13 @@ def table(found: Sequence[Compared]) -> Table:
     groups: list[tuple[str, str, list[Compared]]] = []
     for is_filled in (False, True):
         words = "with" if is_filled else "without"
-        own = [one for one in found if one.is_filled is is_filled]
+        again = [one for one in found if one.is_placed_again and is_filled]
+        own = [one for one in found if one.is_filled is is_filled and not one.is_placed_again]
         names = dict.fromkeys(one.case for one in own)
         groups += [(name, words, [one for one in own if one.case == name]) for name in names]
         groups.append(("unequal devices or slow links", words, [one for one in own if not one.is_equal]))
         groups.append(("equal devices", words, [one for one in own if one.is_equal]))
+        groups.append(("fills that lacked memory and were placed again", words, again))
     for name, words, own in groups:
         if own:
             errors = [100 * one.error for one in own]

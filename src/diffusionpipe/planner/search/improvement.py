@@ -264,7 +264,7 @@ def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
     taken = {(one.candidate.arrangement, one.candidate.microbatches) for one in pool.judged.values() if one.fits}
     crowded = [place for place in places if place[0].units > 1 and place not in taken]
     for arrangement, microbatches in crowded[:NUM_IMPROVED]:
-        _add_placed(pool, arrangement, microbatches, pool.score)
+        _add_placed(pool, arrangement, microbatches, GAINED * pool.score)
         if 2 < arrangement.units <= MAX_UNEQUAL_UNITS:
             replicas = replicas_of(pool.judge, arrangement, microbatches)
             if len(replicas) > 1:
