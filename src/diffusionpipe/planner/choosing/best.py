@@ -34,11 +34,13 @@ MOST_TRIED = 4
 """Estimated layouts that are simulated because they may be a near-tie's better choice: each costs a plan."""
 
 
-def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = float("inf")) -> Choice | None:
+def best_choice(
+    setting: Setting, *, fill: bool | None = None, limit: Seconds = float("inf"), is_tight: bool = False
+) -> Choice | None:
     """The fastest plan that fits in memory with a step below `limit`, or a near-tie of it; None where there is none.
 
     The plan that `choose` gives, without the time that its advice takes where nothing fits. `fill`: whether encoders
-    run in the bubbles; None tries both.
+    run in the bubbles; None tries both. `is_tight`: under a limit, too, plans for little memory alone are looked for.
 
     Raises:
         ConfigError: the sizes do not fit each other.
@@ -55,15 +57,15 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
         return None
     is_whole = setting.given.sharded is not Sharded.OPTIMIZER
     settings = [setting] if setting.given.encoders in (None, setting.workload.encoders.name) else []
-    ways = _ways(setting, fill, limit) if settings and is_whole else []
+    ways = _ways(setting, fill, limit, is_tight=is_tight) if settings and is_whole else []
     for moved in settings_in_storages(setting):
         settings.append(moved)
         # Layouts in other storages leave more memory, so they are looked at only where more memory could help.
         if is_whole and _leaves_time(ways):
-            ways += _ways(moved, fill, limit, ways)
+            ways += _ways(moved, fill, limit, ways, is_tight=is_tight)
     for divided in (one for own in settings for one in settings_with_owners(own)):
         if _leaves_time(ways) and (not is_whole or _cuts_the_batch(divided)):
-            ways += _ways(divided, fill, limit, ways)
+            ways += _ways(divided, fill, limit, ways, is_tight=is_tight)
     return _of_near_ties(ways, fill) if ways else None
 
 
@@ -74,11 +76,13 @@ def _cuts_the_batch(setting: Setting) -> bool:
     return any(True for _ in places_of(Judge(setting=setting), is_filled=True, ramp=0.0))
 
 
-def _ways(setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[Choice] = ()) -> list[Choice]:
+def _ways(
+    setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[Choice] = (), *, is_tight: bool = False
+) -> list[Choice]:
     """The fastest that fits, filled or not, where it takes less than the limit; each beats the one before.
 
     `before`: choices of other settings, the last of which is beaten too. If that is a pipeline for little memory, its
-    step does not limit the search: others of its kind may be much faster here.
+    step does not limit the search: others of its kind may be much faster here. `is_tight` as in `best_choice`.
 
     Filled is looked for first, because that leaves little to look at of the other way.
     """
@@ -88,8 +92,9 @@ def _ways(setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[
         filler = filler_of(setting) if is_filled else None
         # Each way must beat the one before by more than rounding and simplicity are worth.
         limit = last.step * (1 - GAIN) if last else limit
-        is_tight = last is not None and last.search.is_tight and not last.candidate.is_copy
-        result = search(setting, filler=filler, limit=float("inf") if is_tight else limit, judge=judge)
+        may_gain_much = last is not None and last.search.is_tight and not last.candidate.is_copy
+        most = float("inf") if may_gain_much else limit
+        result = search(setting, filler=filler, limit=most, judge=judge, is_tight=is_tight)
         if result.winner is not None and result.winner[1].step < limit:
             candidate, proposal = result.winner
             last = Choice(setting=setting, candidate=candidate, proposal=proposal, search=result, filler=filler)

@@ -60,7 +60,8 @@ def fewer_devices(setting: Setting, *, fill: bool | None = None, limit: Seconds 
     # The most promising bound first: a plan that is found leaves out all whose bound is above it.
     for bound, ranks, own in sorted(asked, key=lambda one: (one[0], len(one[1]), one[1]))[:MOST_SEARCHED]:
         most = min([limit, *(one.choice.step * (1 + NEAR_TIE) for one in found)])
-        choice = best_choice(own, fill=fill, limit=most) if bound < most else None
+        # Fewer devices have less memory together, so what needs least of it may be the only plan.
+        choice = best_choice(own, fill=fill, limit=most, is_tight=True) if bound < most else None
         if choice:
             found.append(Fewer(ranks=ranks, choice=choice if choice.step < limit else choice.fastest))
     if not found:

@@ -143,18 +143,19 @@ def search(
     limit: Seconds = float("inf"),
     judge: Judge | None = None,
     max_again: int = MAX_AGAIN,
+    is_tight: bool = False,
 ) -> Search:
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
     `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for, and none that is for little memory alone. A `judge` of the same
-    setting holds the answers of an earlier search; one of a setting with less memory leaves room. At most `max_again`
-    more searches follow where the best do not fit after all.
+    with a shorter step are looked for, and none that is for little memory alone, unless `is_tight`. A `judge` of the
+    same setting holds the answers of an earlier search; one of a setting with less memory leaves room. At most
+    `max_again` more searches follow where the best do not fit after all.
 
     Raises:
         ConfigError: no way of using all ranks cuts the batch at whole samples, or keeps tied layers on one rank.
     """
-    pool = Pool(judge=judge or Judge(setting=setting), is_filled=filler is not None, score=limit)
+    pool = Pool(judge=judge or Judge(setting=setting), is_filled=filler is not None, score=limit, is_tight=is_tight)
     if len(setting.graph.backbones) > 1:
         return _search_pairs(setting, pool, filler, num_finalists, limit)
     is_limited, proposed = limit < float("inf"), proposals(setting, filler)
