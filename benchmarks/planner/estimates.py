@@ -18,7 +18,7 @@ from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.holding import Workload, plain_states
 from diffusionpipe.passes import PlacedFill
-from diffusionpipe.planner.assembly.layout import Filler, Unfilled
+from diffusionpipe.planner.assembly.layout import Filler, Layout, Unfilled
 from diffusionpipe.planner.filling.filler import fill_plan, filler_of
 from diffusionpipe.planner.filling.fills import frozen_layers
 from diffusionpipe.planner.pricing.setting import Setting
@@ -163,9 +163,10 @@ def drawn(setting: Setting, filler: Filler | None, count: int) -> list[tuple[Can
     ranked = [(one, judge.estimates.estimate(one, is_filled=is_filled)) for one in found]
     ranked = sorted((pair for pair in ranked if pair[1].overflow <= 0), key=lambda pair: pair[1].iteration)
     # Layouts that differ in their hosts alone have one plan: the best estimate of it counts.
-    best = {candidate.layout(setting): (candidate, estimate) for candidate, estimate in reversed(ranked)}
-    ranked = sorted(best.values(), key=lambda pair: pair[1].iteration)
-    return ranked[:: max(1, -(-len(ranked) // count))]
+    best: dict[Layout, tuple[Candidate, Estimate]] = {}
+    for candidate, estimate in ranked:
+        best.setdefault(candidate.layout(setting), (candidate, estimate))
+    return list(best.values())[:: max(1, -(-len(best) // count))]
 
 
 def table(found: Sequence[Compared]) -> Table:

@@ -69,13 +69,17 @@ def main() -> int:
     return int(problems > 0)
 
 
-def rises(name: str, count: int) -> int:
-    """How often the fastest step is longer than with less memory, by more than is allowed; prints a row a size."""
+def setting_of(name: str) -> Setting:
+    """The setting of a question, with the memory of its cluster."""
     question = QUESTIONS[name]
     profile = profile_from_text(unpacked(FOLDER / "profiles" / f"{question.profile}.json.xz"))
-    setting = Setting(profile=profile, cluster=load_cluster(question.cluster), workload=Workload(batch=question.batch))
-    found = 0
-    for one in planned(setting, sizes(question, count)):
+    return Setting(profile=profile, cluster=load_cluster(question.cluster), workload=Workload(batch=question.batch))
+
+
+def rises(name: str, count: int) -> int:
+    """How often the fastest step is longer than with less memory, by more than is allowed; prints a row a size."""
+    question, found = QUESTIONS[name], 0
+    for one in planned(setting_of(name), sizes(question, count)):
         print(f"{name}  {one}", flush=True)
         if one.rise > ROUNDING:
             print(f"slower by {one.rise:.2%} than with less memory")

@@ -4,17 +4,12 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from golden.plans import FOLDER, unpacked
-from searches import judging
+from searches import judging, memory_sizes
 from searches.enumeration import layouts_of, optimum
 from searches.settings import drawn, with_memory
 
-from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.costs.files import profile_from_text
-from diffusionpipe.holding import Workload
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.search import search
 
 FOUND = {
@@ -55,9 +50,7 @@ def test_schedules_whose_estimates_are_equal_because_all_waits_are_filled_are_si
 @pytest.mark.slow
 def test_other_cuts_are_simulated_that_are_estimated_to_be_slower_than_the_best():
     """SDXL in 25.4 GiB: the cuts with the best estimate take 1.618 s, a layer away 1.594."""
-    profile = profile_from_text(unpacked(FOLDER / "profiles" / "sdxl-rtx4090.json.xz"))
-    setting = Setting(profile=profile, cluster=load_cluster("rtx4090x4"), workload=Workload(batch=16))
-    setting = with_memory(setting, round(25.35 * 2**30))
+    setting = with_memory(memory_sizes.setting_of("sdxl"), round(25.35 * 2**30))
     chains = search(replace(setting, given=Given(schedule="1f1b")), filler=filler_of(setting))
     assert chains.winner[0].starts == (0, 27, 52, 76)
     assert chains.winner[1].step < 1.594

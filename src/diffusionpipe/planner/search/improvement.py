@@ -181,6 +181,7 @@ def add_schedules(pool: Pool, one: Judged) -> None:
     limit = min(one.score, PROMISING * pool.score) * BETTER
     for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
         if is_chain(name) and pool.judge.setting.allows_family(name):
+            # An estimate ends early at its limit, and one that is as fast as the candidate must be whole.
             variant = pool.judged_of(replace(one.candidate, schedule=name, orders=None), limit=limit / BETTER**2)
             key = variant.score, variant.estimate.overflow
             # Families agree at many sizes.

@@ -116,8 +116,8 @@ class Pool:
 
     def siblings(self, candidate: Candidate) -> list[Judged]:
         """The others of this one's kind that fit, which are cut or put in buckets differently, best first."""
-        own = self.judged[candidate]
-        return [one for one in self.ranked() if _kind(one) == _kind(own) and one is not own]
+        own, kind = self.judged[candidate], _kind(self.judged[candidate])
+        return [one for one in self.ranked() if _kind(one) == kind and one is not own]
 
     def twin(self, candidate: Candidate) -> Judged:
         """A candidate of the same kind and score as this one, with the least frozen work after the pipeline.
@@ -125,8 +125,8 @@ class Pool:
         Estimates of filling cannot tell which of both is better.
         """
         one = self.judged[candidate]
-        alike = [other for other in self.ranked() if other.score == one.score and _kind(other) == _kind(one)]
-        return max(alike, key=lambda other: other.estimate.pipeline, default=one)
+        alike = [one, *(other for other in self.siblings(candidate) if other.score == one.score)]
+        return max(alike, key=lambda other: other.estimate.pipeline)
 
 
 def _kind(one: Judged) -> object:

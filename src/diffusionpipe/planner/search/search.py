@@ -194,11 +194,11 @@ def _simulated(
     limit: Seconds,
     max_again: int,
     *,
-    reached: Seconds,
+    reached: Seconds = float("inf"),
 ) -> tuple[list[tuple[Candidate, Proposal]], list[Place]]:
     """The best candidates of these places simulated in full, but for sharded copies; and the places with their bounds.
 
-    `reached`: the step of the fastest sharded copies.
+    `reached`: the step of the fastest sharded copies, if any fit; a `limit` says as much.
 
     Raises:
         ConfigError: as `_add_tight`.
@@ -368,8 +368,7 @@ def _again(
     judge = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, max(spare) + 1)))
     less = Pool(judge=judge, is_filled=pool.is_filled, score=fastest, is_tight=pool.is_tight)
     try:
-        effort = proposed, num_finalists, units, fastest, max_again - 1
-        found, _ = _simulated(less, _promising(less, units), *effort, reached=fastest)
+        found, _ = _simulated(less, _promising(less, units), proposed, num_finalists, units, fastest, max_again - 1)
     except ConfigError:  # with less memory all that is left puts layers with a parameter in common on several ranks
         return []
     known = {candidate for candidate, _ in finalists}
