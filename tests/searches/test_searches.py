@@ -27,9 +27,11 @@ FOUND = {
     (11, 74): "several stages on a device with few micro-batches, whose 1F1B is slow",
     (12, 165): "stages in a loop where no chain fits, which only moved cuts make faster than sharded copies",
     (13, 2): "fewer devices, where encoders on one of them alone fit",
+    (13, 71): "unequal replicas of few micro-batches, slow as 1F1B beside the best",
+    (13, 225): "what a candidate outran that looked as if it fitted",
 }
 """Settings, by seed and number, in which an earlier search missed plans."""
-QUICK = ((0, 9), (8, 62), (8, 225), (9, 94), (9, 174), (12, 165), (13, 2))
+QUICK = ((0, 9), (8, 62), (8, 225), (9, 94), (9, 174), (12, 165), (13, 2), (13, 71))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from diffusionpipe.planner.search.constants import (
     CHAIN,
     GAINED,
     GROWTH,
+    HOPELESS,
+    LEAST_RAMP,
     LOW_MEMORY_SCHEDULE,
     MAX_UNEQUAL_UNITS,
 )
@@ -56,7 +58,7 @@ def add_chains(
     way = _Way(hosts=hosts, is_lean=holds_one(schedule))
     for partition in _partitions(pool, arrangement, microbatches, way):
         # Partitions ascend by their values.
-        if partition.value >= _limit(pool) * BETTER:
+        if partition.value >= _limit(pool, arrangement, microbatches) * BETTER:
             break
         candidate = Candidate(
             arrangement=arrangement,
@@ -110,7 +112,7 @@ def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> 
 
 def _partitions(pool: Pool, arrangement: Arrangement, microbatches: int, way: _Way) -> tuple[Partition, ...]:
     """The dynamic program's partitions below the pool's limit; where it has none, below the first of growing limits."""
-    replicas, limit = replicas_of(pool.judge, arrangement, microbatches), _limit(pool)
+    replicas, limit = replicas_of(pool.judge, arrangement, microbatches), _limit(pool, arrangement, microbatches)
 
     def ask(most: Seconds) -> tuple[Partition, ...]:
         found = pool.judge.questions.chains(
@@ -141,13 +143,15 @@ def _growing(pool: Pool, arrangement: Arrangement, microbatches: int) -> Iterato
         most *= GROWTH
 
 
-def _limit(pool: Pool) -> Seconds:
-    """The largest time of the pipeline of a better candidate.
+def _limit(pool: Pool, arrangement: Arrangement, microbatches: int) -> Seconds:
+    """The largest time of the pipeline of a better candidate as 1F1B, from which another schedule may gain.
 
-    As 1F1B, from which another schedule may gain a little.
+    The fewer the micro-batches, the longer 1F1B waits at its ends, where a split backward hardly does.
     """
     chain = pool.score if pool.chain_score == float("inf") else pool.chain_score
-    score = min(chain, GAINED * pool.score)
+    ramp = arrangement.units - 1
+    gained = (microbatches + ramp) / (microbatches + LEAST_RAMP * ramp)
+    score = min(chain, min(max(GAINED, gained), HOPELESS) * pool.score)
     # Without fills frozen work comes first.
     return score - (0.0 if pool.is_filled else pool.judge.tables.frozen_seconds)
 

@@ -252,6 +252,8 @@ def _add_placed(
         for one in found:
             if one.fits and one.score < limit * BETTER:
                 pool.add(one)
+            elif one.fits:
+                pool.outrun[one.candidate] = None
 
 
 def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:

@@ -34,6 +34,8 @@ class Pool:
     is_filled: bool
     """Whether frozen work runs in the bubbles."""
     judged: dict[Candidate, Judged] = field(default_factory=dict)
+    outrun: dict[Candidate, None] = field(default_factory=dict)
+    """Candidates that fit but were left out beside faster ones of their place, which may turn out not to fit."""
     score: Seconds = float("inf")
     """The score of the best candidate that fits, in seconds."""
     chain_score: Seconds = float("inf")

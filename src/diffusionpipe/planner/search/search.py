@@ -354,9 +354,10 @@ def _again(
     limit: Seconds,
     max_again: int,
 ) -> list[tuple[Candidate, Proposal]]:
-    """The result of a search with less memory: just too little for the candidates that the pool took for fitting.
+    """What else may be fastest, simulated, where candidates that the pool took for fitting do not fit.
 
-    While they were thought to fit, they kept all slower ones out of the pool.
+    While they were thought to fit, they kept all slower ones out of the pool. So those that they outran are simulated,
+    and what a search finds with just too little memory for them.
     """
     fastest = min((proposal.step for _, proposal in finalists if proposal.overflow <= 0), default=limit)
     wrong = [pool.judged[one] for one, proposal in finalists if proposal.overflow > 0 and one in pool.judged]
@@ -364,15 +365,33 @@ def _again(
     spare = [-one.estimate.overflow for one in wrong if one.fits and one.score * ESTIMATE_TOLERANCE < fastest]
     if not spare:
         return []
+    outrun = _outrun(pool, finalists, proposed, fastest)
+    fastest = min([fastest, *(proposal.step for _, proposal in outrun if proposal.overflow <= 0)])
     own = pool.judge.setting
     judge = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, max(spare) + 1)))
     less = Pool(judge=judge, is_filled=pool.is_filled, score=fastest, is_tight=pool.is_tight)
     try:
         found, _ = _simulated(less, _promising(less, units), proposed, num_finalists, units, fastest, max_again - 1)
     except ConfigError:  # with less memory all that is left puts layers with a parameter in common on several ranks
-        return []
-    known = {candidate for candidate, _ in finalists}
-    return [pair for pair in found if pair[0] not in known]
+        found = []
+    known = {candidate for candidate, _ in (*finalists, *outrun)}
+    return [*outrun, *(pair for pair in found if pair[0] not in known)]
+
+
+def _outrun(
+    pool: Pool, finalists: Sequence[tuple[Candidate, Proposal]], proposed: Proposed, fastest: Seconds
+) -> list[tuple[Candidate, Proposal]]:
+    """The candidates that others outran, simulated, best estimate first, until none is left that may be the fastest."""
+    known, found = {candidate for candidate, _ in finalists}, list[tuple[Candidate, Proposal]]()
+    outrun = [pool.judged_of(other) for other in pool.outrun if other not in known]
+    for one in sorted(outrun, key=lambda one: one.score):
+        if one.score >= BETTER * fastest:
+            break
+        proposal = proposed(one.candidate)
+        found.append((one.candidate, proposal))
+        if proposal.overflow <= 0:
+            fastest = min(fastest, proposal.step)
+    return found
 
 
 def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds, Arrangement, int]]:
