@@ -39,6 +39,7 @@ def test_the_fastest_step_never_rises_with_memory(seed, number):
     assert rising.rises(seed, number, 10) == []
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", memory_sizes.QUESTIONS)
 def test_the_fastest_step_of_a_real_model_never_rises_over_45_sizes_of_memory(name):
     assert memory_sizes.rises(name, 45) == 0

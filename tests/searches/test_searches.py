@@ -28,7 +28,9 @@ FOUND = {
     (12, 165): "stages in a loop where no chain fits, which only moved cuts make faster than sharded copies",
     (13, 2): "fewer devices, where encoders on one of them alone fit",
     (13, 71): "unequal replicas of few micro-batches, slow as 1F1B beside the best",
-    (13, 225): "what a candidate outran that looked as if it fitted",
+    (13, 225): "what fits of a place, where the cut that looked best holds more than was estimated",
+    (15, 223): "fewer devices, where what fits misses the memory by a little in the estimate",
+    (15, 229): "the same as 225 of seed 13, at a place that is slow as 1F1B",
 }
 """Settings, by seed and number, in which an earlier search missed plans."""
 QUICK = ((0, 9), (8, 62), (8, 225), (9, 94), (9, 174), (12, 165), (13, 2), (13, 71))

@@ -129,14 +129,18 @@ def finish(scene: Scene, flavour: str, *, ranks: int | None = None, **sections: 
         CauseError: it cannot be resumed.
     """
     recipe = scene.inputs.recipe(scene.name, flavour, **sections)
-    saved = saved_steps(recipe.run.folder)
+    newest = max(saved_steps(recipe.run.folder), default=0)
     status, error = ForkedCommand(recipe, "--resume", "auto", ranks=ranks or FLAVOURS[flavour].ranks).end()
     if status != 0:
         raise CauseError(f"the resumed job ended with {status}:\n{error[-3000:]}")
-    if f"from_step={max(saved, default=0)} " not in error:
-        raise CauseError(f"it did not go on from step {max(saved, default=0)}:\n{error[:3000]}")
+    # Ranks may take the last steps before they notice that their launcher is gone.
+    is_done = f"nothing to do: all {newest} steps are done" in error
+    if not is_done and f"from_step={newest} " not in error:
+        raise CauseError(f"it did not go on from step {newest}:\n{error[:3000]}")
     scene.inputs.check_equal(recipe.run.folder, flavour)
-    return f"went on from step {max(saved, default=0)}" + (f" on {ranks} ranks" if ranks else "")
+    if is_done:
+        return f"had done all {newest} steps"
+    return f"went on from step {newest}" + (f" on {ranks} ranks" if ranks else "")
 
 
 def train_until(step: int, flavour: str, scene: Scene) -> None:

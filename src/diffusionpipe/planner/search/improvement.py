@@ -175,7 +175,9 @@ def add_schedules(pool: Pool, one: Judged) -> None:
     """Add the candidate with the other schedules of one stage on each worker to the pool, where they are faster."""
     if pool.judge.setting.given.schedule is not None or not is_chain(one.candidate.schedule):
         return
-    if one.score > HOPELESS * pool.score:
+    # At most, another schedule waits at neither end of the pipeline: with few micro-batches it gains most.
+    count, ramp = one.candidate.microbatches, one.candidate.workers - 1
+    if one.score > max(HOPELESS, (count + ramp) / count) * pool.score:
         return
     alike = set[tuple[Seconds, Bytes]]()
     limit = min(one.score, PROMISING * pool.score) * BETTER
@@ -252,8 +254,6 @@ def _add_placed(
         for one in found:
             if one.fits and one.score < limit * BETTER:
                 pool.add(one)
-            elif one.fits:
-                pool.outrun[one.candidate] = None
 
 
 def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:

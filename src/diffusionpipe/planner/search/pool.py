@@ -1,5 +1,6 @@
 """The candidates that a search has judged so far."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from diffusionpipe.costs.tied import tied_problems
@@ -8,7 +9,15 @@ from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
 from diffusionpipe.planner.search.constants import CHAIN, HEAVY
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.units import Seconds
+from diffusionpipe.units import Bytes, Seconds
+
+Cut = tuple[Arrangement, int, tuple[int, ...], tuple[int, ...]]
+"""How candidates cut the batch and the layers, which several schedules have in common."""
+
+
+def cut_of(candidate: Candidate) -> Cut:
+    """The arrangement, the micro-batches, the first layers and the replicas of a candidate."""
+    return candidate.arrangement, candidate.microbatches, candidate.starts, candidate.replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +43,10 @@ class Pool:
     is_filled: bool
     """Whether frozen work runs in the bubbles."""
     judged: dict[Candidate, Judged] = field(default_factory=dict)
-    outrun: dict[Candidate, None] = field(default_factory=dict)
-    """Candidates that fit but were left out beside faster ones of their place, which may turn out not to fit."""
+    less: Mapping[Cut, Bytes] = field(default_factory=dict)
+    """Bytes by which devices count less memory for candidates of a cut: one of them held more than was estimated."""
+    slower: Mapping[Cut, float] = field(default_factory=dict)
+    """Factors of the scores of candidates of a cut, by which one of them was slower than estimated."""
     score: Seconds = float("inf")
     """The score of the best candidate that fits, in seconds."""
     chain_score: Seconds = float("inf")
@@ -55,7 +66,11 @@ class Pool:
         estimate = estimates.estimate(
             candidate, is_filled=self.is_filled, is_hopeless=lambda least: self.score_of(least) >= limit
         )
-        return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
+        cut = cut_of(candidate)
+        if less := self.less.get(cut, 0):
+            estimate = replace(estimate, overflow=estimate.overflow + less)
+        score = self.score_of(estimate) * self.slower.get(cut, 1)
+        return Judged(candidate=candidate, estimate=estimate, score=score)
 
     def sets_of_hosts(self, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
         """Sets of units that may encode for all; () without fills, or where encoders are light."""

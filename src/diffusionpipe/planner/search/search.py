@@ -49,7 +49,8 @@ fills is exact (`estimates`), so there [4] confirms it:
 The last figure is the time of two devices that never wait.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -75,6 +76,7 @@ from diffusionpipe.planner.search.constants import (
     MAX_UNEQUAL_UNITS,
     NUM_FINALISTS,
     NUM_SIBLINGS,
+    PROMISING,
     TABLE_CUTOFF,
 )
 from diffusionpipe.planner.search.improvement import add_crowded, add_cuts, add_place, add_schedules, improve
@@ -84,7 +86,7 @@ from diffusionpipe.planner.search.nearest import least_estimated_overflow
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.places import places_of
-from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.planner.search.pool import Judged, Pool, cut_of
 from diffusionpipe.planner.search.proposal import Proposal, proposals
 from diffusionpipe.planner.search.sharded import sharded_finalists, with_sharded
 from diffusionpipe.schedules.traits import holds_one
@@ -170,7 +172,9 @@ def search(
     finalists, bounded = _simulated(pool, places, proposed, num_finalists, units, limit, max_again, reached=reached)
     if may_shard:
         finalists = with_sharded(setting, finalists, sharded, limit=limit)
-    may_be_whole = units is None and not (is_limited or setting.given.is_sharded)
+    may_be_whole = units is None and not setting.given.is_sharded
+    # Under a limit, where nothing is estimated to fit that may be fast enough.
+    may_be_whole = may_be_whole and not (is_limited and (pool.ranked() or not _within(pool, places)))
     if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.
         nearest = least_estimated_overflow(setting)
@@ -354,44 +358,59 @@ def _again(
     limit: Seconds,
     max_again: int,
 ) -> list[tuple[Candidate, Proposal]]:
-    """What else may be fastest, simulated, where candidates that the pool took for fitting do not fit.
+    """Other candidates that may be fastest, simulated, where some do not fit or are much slower than was estimated.
 
-    While they were thought to fit, they kept all slower ones out of the pool. So those that they outran are simulated,
-    and what a search finds with just too little memory for them.
+    While these were thought to fit and to be fast, they kept all slower ones out of the pool.
     """
-    fastest = min((proposal.step for _, proposal in finalists if proposal.overflow <= 0), default=limit)
-    wrong = [pool.judged[one] for one, proposal in finalists if proposal.overflow > 0 and one in pool.judged]
-    # The room that these seemed to have: with one byte less than that none of them fits.
-    spare = [-one.estimate.overflow for one in wrong if one.fits and one.score * ESTIMATE_TOLERANCE < fastest]
-    if not spare:
+    found, known = dict(finalists), {candidate for candidate, _ in finalists}
+    others = _corrected(pool, found, limit)
+    if others is None:
         return []
-    outrun = _outrun(pool, finalists, proposed, fastest)
-    fastest = min([fastest, *(proposal.step for _, proposal in outrun if proposal.overflow <= 0)])
-    own = pool.judge.setting
-    judge = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, max(spare) + 1)))
-    less = Pool(judge=judge, is_filled=pool.is_filled, score=fastest, is_tight=pool.is_tight)
-    try:
-        found, _ = _simulated(less, _promising(less, units), proposed, num_finalists, units, fastest, max_again - 1)
-    except ConfigError:  # with less memory all that is left puts layers with a parameter in common on several ranks
-        found = []
-    known = {candidate for candidate, _ in (*finalists, *outrun)}
-    return [*outrun, *(pair for pair in found if pair[0] not in known)]
+    spare = max(others.less.values(), default=0)
 
+    def simulate(other: Pool, again: int) -> None:
+        other.score = _fastest(found, limit)
+        # With less memory all that is left may put layers with a parameter in common on several ranks.
+        with suppress(ConfigError):
+            found.update(
+                _simulated(other, _promising(other, units), proposed, num_finalists, units, other.score, again)[0]
+            )
 
-def _outrun(
-    pool: Pool, finalists: Sequence[tuple[Candidate, Proposal]], proposed: Proposed, fastest: Seconds
-) -> list[tuple[Candidate, Proposal]]:
-    """The candidates that others outran, simulated, best estimate first, until none is left that may be the fastest."""
-    known, found = {candidate for candidate, _ in finalists}, list[tuple[Candidate, Proposal]]()
-    outrun = [pool.judged_of(other) for other in pool.outrun if other not in known]
-    for one in sorted(outrun, key=lambda one: one.score):
-        if one.score >= BETTER * fastest:
+    for _ in range(max_again):
+        simulate(others, 0)
+        if (others := _corrected(others, found, limit)) is None:
             break
-        proposal = proposed(one.candidate)
-        found.append((one.candidate, proposal))
-        if proposal.overflow <= 0:
-            fastest = min(fastest, proposal.step)
-    return found
+    if spare:
+        # With less memory for all, other cuts are found, but none with less room than these.
+        own = pool.judge.setting
+        fewer = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, spare)))
+        simulate(Pool(judge=fewer, is_filled=pool.is_filled, is_tight=pool.is_tight), max_again - 1)
+    return [pair for pair in found.items() if pair[0] not in known]
+
+
+def _fastest(found: Mapping[Candidate, Proposal], limit: Seconds) -> Seconds:
+    """The shortest step of those that fit, at most the limit."""
+    return min([limit, *(proposal.step for proposal in found.values() if proposal.overflow <= 0)])
+
+
+def _corrected(pool: Pool, found: Mapping[Candidate, Proposal], limit: Seconds) -> Pool | None:
+    """An empty pool with the cuts that hold more, or take longer, than this one estimated; None without any.
+
+    Only cuts count that would have the shortest step.
+    """
+    less, slower, fastest = dict(pool.less), dict(pool.slower), _fastest(found, limit)
+    for one in (pool.judged[candidate] for candidate in found if candidate in pool.judged):
+        if not one.fits or one.score * ESTIMATE_TOLERANCE >= fastest:
+            continue
+        cut, proposal = cut_of(one.candidate), found[one.candidate]
+        if proposal.overflow > 0:
+            # With one byte less than the room that it seemed to have it does not fit.
+            less[cut] = max(less.get(cut, 0), pool.less.get(cut, 0) + 1 - one.estimate.overflow)
+        elif proposal.iteration > PROMISING * one.score:
+            slower[cut] = max(slower.get(cut, 1.0), pool.slower.get(cut, 1.0) * proposal.iteration / one.score)
+    if (less, slower) == (pool.less, pool.slower):
+        return None
+    return Pool(judge=pool.judge, is_filled=pool.is_filled, is_tight=pool.is_tight, less=less, slower=slower)
 
 
 def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds, Arrangement, int]]:
