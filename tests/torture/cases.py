@@ -133,8 +133,8 @@ def finish(scene: Scene, flavour: str, *, ranks: int | None = None, **sections: 
     status, error = ForkedCommand(recipe, "--resume", "auto", ranks=ranks or FLAVOURS[flavour].ranks).end()
     if status != 0:
         raise CauseError(f"the resumed job ended with {status}:\n{error[-3000:]}")
-    # Ranks may take the last steps before they notice that their launcher is gone.
-    is_done = f"nothing to do: all {newest} steps are done" in error
+    # Ranks may take the last steps before they notice that their launcher is gone; the export may lack files then.
+    is_done = f"all {newest} steps are done" in error
     if not is_done and f"from_step={newest} " not in error:
         raise CauseError(f"it did not go on from step {newest}:\n{error[:3000]}")
     scene.inputs.check_equal(recipe.run.folder, flavour)
@@ -149,6 +149,8 @@ def train_until(step: int, flavour: str, scene: Scene) -> None:
     job = start_forked(scene, flavour, moment=moment)
     reach(job, moment)
     (job.folder / "save_quit").touch()
+    # Rank 0 looks once a second, in which a job may take all its steps.
+    time.sleep(1)
     go_on(job)
     status, error = job.end()
     assert status == 75, error
