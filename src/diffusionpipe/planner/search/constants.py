@@ -37,8 +37,8 @@ MAX_ATTEMPTS = 4
 """The most candidates of sharded copies with two backbones that are simulated in full until one fits in memory: fewer
 may miss a plan that fits."""
 MAX_AGAIN = 2
-"""Searches with what was learnt of the best that do not fit, or are slower, after all: each costs a search, fewer miss
-what fits."""
+"""The number of searches that follow where the best do not fit, or are slower than estimated: more take longer, fewer
+may miss a plan that fits."""
 
 # Size: what is too large to be tried.
 MOST_DEALT = 20_000
@@ -114,11 +114,13 @@ searches models for hardly more than a near-tie."""
 HEAVY = 1 / 32
 """Encoders of this part of a device's memory may be kept off some ranks: less tries it for small ones in vain."""
 GAINED = 1.1
-"""What is this many times worse than the best is judged with other schedules, if it is 1F1B (of few micro-batches
-more), or with moved cuts, if it has several stages on a worker: more cost estimates, fewer miss what gains most."""
+"""What is this many times worse than the best is judged with other schedules, if it is 1F1B, or with moved cuts, if it
+has several stages on a worker: more cost estimates, fewer miss what gains most from that. 1F1B of few micro-batches may
+be worse, up to `HOPELESS`."""
 HOPELESS = 1.25
 """What is this many times worse than the best, or than what a search has to beat, gets no moved cuts and no searched
-orders, and as 1F1B no other schedule, but where it waits long at both ends: more cost estimates."""
+orders: more cost estimates, fewer may miss a good one. As 1F1B it gets no other schedule either, unless its waits at
+both ends are a larger part."""
 PROMISING = 1.05
 """Other schedules this many times worse than the best so far are left out: more cost estimates of what moved cuts and
 buckets rarely make up for. An estimate that the simulation exceeds by this factor is corrected."""

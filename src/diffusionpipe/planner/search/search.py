@@ -166,16 +166,16 @@ def search(
         raise ConfigError(uncuttable(setting))
     may_shard = (units is None or 1 in units) and setting.may_shard
     sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
-    reached = min((proposal.step for _, proposal in sharded if proposal.overflow <= 0), default=float("inf"))
+    reached = _fastest(dict(sharded), float("inf"))
     # Candidates that are estimated up to this factor above may still win.
     pool.score = min(pool.score, ESTIMATE_TOLERANCE * reached)
     finalists, bounded = _simulated(pool, places, proposed, num_finalists, units, limit, max_again, reached=reached)
     if may_shard:
         finalists = with_sharded(setting, finalists, sharded, limit=limit)
     may_be_whole = units is None and not setting.given.is_sharded
-    # Under a limit, where nothing is estimated to fit that may be fast enough.
-    may_be_whole = may_be_whole and not (is_limited and (pool.ranked() or not _within(pool, places)))
-    if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
+    # Under a limit, only where a place may be fast enough and nothing is estimated to fit.
+    is_open = not is_limited or (not pool.ranked() and bool(_within(pool, places)))
+    if may_be_whole and is_open and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.
         nearest = least_estimated_overflow(setting)
         if nearest and all(candidate != nearest.candidate for candidate, _ in finalists):
