@@ -22,26 +22,26 @@ from collections.abc import Sequence
 
 
 class DiffusionPipeError(Exception):
-    """The root of the tree."""
+    """The base class of every error that DiffusionPipe raises on purpose."""
 
 
 class ConfigError(DiffusionPipeError):
-    """Something that the user can fix; the message says how."""
+    """A problem that the user can fix, as in a recipe, an argument or a size; the message says how."""
 
     is_common = False
-    """Whether all ranks have raised it alike, so that no rank is to be named."""
+    """Whether all ranks have raised the same error, so that its report names no rank."""
 
 
 class RecipeError(ConfigError):
-    """A key, a value or a combination in the recipe."""
+    """A key, a value or a combination in the recipe is wrong."""
 
 
 class DataError(ConfigError):
-    """The folder of pictures and captions."""
+    """The folder of pictures and captions cannot be used as it is."""
 
 
 class ModelError(ConfigError):
-    """The model's folder, class, configuration or weights."""
+    """The model's folder, class, configuration or weights cannot be used as they are."""
 
 
 class CheckpointError(ConfigError):
@@ -61,7 +61,7 @@ class FileFormatError(ConfigError):
 
 
 class TrainingError(DiffusionPipeError):
-    """Training cannot continue: the weights, the loss or the learning rate. All ranks raise it alike."""
+    """Training cannot continue because of the weights, the loss or the learning rate. All ranks raise it alike."""
 
 
 class NonFiniteLossError(TrainingError):

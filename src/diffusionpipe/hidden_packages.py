@@ -1,7 +1,8 @@
 """Packages that diffusers and peft import wherever they are installed, though nothing of ours asks them to.
 
 bitsandbytes takes a second of every process. A package that is None in `sys.modules` cannot be imported, and
-`importlib.util.find_spec` does not find it, so the others go without. Those who need it call `reveal` first.
+`importlib.util.find_spec` does not find it, so diffusers and peft do without it. Code that needs it calls `reveal`
+first.
 """
 
 import sys
@@ -13,7 +14,7 @@ PACKAGES = ("bitsandbytes",)
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Keep them out of this process meanwhile, unless one is there already."""
+    """A context in which `PACKAGES` cannot be imported; a package that is imported already stays."""
     for name in PACKAGES:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # the way to forbid an import
     try:
@@ -23,7 +24,7 @@ def hidden() -> Iterator[None]:
 
 
 def reveal() -> None:
-    """Let them be imported again, for good."""
+    """Allow the import of `PACKAGES` again, also within the context of `hidden`."""
     for name in PACKAGES:
         if sys.modules.get(name, name) is None:
             del sys.modules[name]

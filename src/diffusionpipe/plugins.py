@@ -11,7 +11,7 @@ from diffusionpipe.hidden_packages import reveal
 
 
 class Kind(StrEnum):
-    """The groups of entry points."""
+    """A kind of object that other packages offer; the value is the name of its group of entry points."""
 
     SCHEDULE = "diffusionpipe.schedules"
     """A function (ranks, microbatches) -> rows of actions, or a `Schedule`."""
@@ -22,12 +22,12 @@ class Kind(StrEnum):
 
 
 def offered(kind: Kind) -> tuple[str, ...]:
-    """The names that packages offer, in alphabetical order."""
+    """The names of this kind that installed packages offer by entry points, in alphabetical order."""
     return tuple(sorted({one.name for one in entry_points(group=kind)}))
 
 
 def load(kind: Kind, name: str) -> object | None:
-    """The object that a package offers under that name; None if there is none.
+    """The imported object of this kind that a package offers under this name; None if no package does.
 
     Raises:
         ConfigError: it cannot be imported, or two packages offer the name.

@@ -65,7 +65,7 @@ def _load(verb: str) -> "Command":
 
 
 def _fill_lines(command: "Command") -> None:
-    """Break the lines of a command's help, and of its sub-commands', where the terminal ends, not the code."""
+    """Join the lines of each paragraph of a command's help and its sub-commands', so that the terminal wraps them."""
     # One line break in a docstring is the code's; two are a paragraph.
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help or ""))
     for inner in getattr(command, "commands", {}).values():
@@ -73,7 +73,7 @@ def _fill_lines(command: "Command") -> None:
 
 
 def _expand_homes(command: "Command") -> None:
-    """Let a "~" at the start of every path be the home folder: a shell leaves it in --out=~/x."""
+    """Make a command and its sub-commands replace "~" at the start of paths: a shell leaves it in --out=~/x."""
     for parameter in command.get_params(typer.Context(command)):
         # --version has a callback of its own.
         if parameter.callback is None:
@@ -83,7 +83,13 @@ def _expand_homes(command: "Command") -> None:
 
 
 def _with_home(_: "Context", parameter: "Parameter", value: object) -> object:
-    """The value of the command line for a parameter: in UTF-8, a path with the home folder in place of a "~"."""
+    """The value of a parameter: a path with the home folder in place of "~", any other text as UTF-8.
+
+    It is the callback of click's parameters; a list or tuple is changed value by value.
+
+    Raises:
+        ConfigError: the path or text cannot be changed so.
+    """
     try:
         if isinstance(value, list | tuple):
             return type(value)(_with_home(_, parameter, one) for one in value)
@@ -113,7 +119,7 @@ def _without_types(options: "list[Parameter]") -> "list[Parameter]":
 
 
 class _Verbs(TyperGroup):
-    """A group whose commands are modules."""
+    """The click group of the whole command line: each command of VERBS is a module, imported when it is asked for."""
 
     def list_commands(self, ctx: "Context") -> list[str]:
         return list(VERBS)
@@ -173,7 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _explained(error: Exception) -> int:
-    """Print what has ended the command and return its exit status; errors without an explanation are raised again."""
+    """Print the error that ended the command and return the exit status; an error that is not ours is raised again.
+
+    Errors of the disk, such as "no space left", count as ours.
+    """
     if isinstance(error, DiffusionPipeError):
         _print_error(error)
         return 1 if isinstance(error, PeerError | TrainingError) else 2
@@ -187,7 +196,7 @@ def _explained(error: Exception) -> int:
 
 
 def _print_error(error: DiffusionPipeError) -> None:
-    """One block on stderr. Lines are not wrapped, so that paths and commands can be copied."""
+    """Print the error as one block on stderr. Lines are not wrapped, so that paths and commands can be copied."""
     from rich.console import Console
     from rich.text import Text
 

@@ -150,7 +150,7 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         'there is no profile that could be corrected; remove replan, or set plan = "auto" or fill = true'
     ),
 }
-"""(one, other) -> the problem and its remedy; values of the case are {named}."""
+"""(one feature, the other) -> the problem and its remedy, with {names} in place of the values of a case."""
 _REASONS = {frozenset(pair): reason for pair, reason in REFUSED.items()}
 
 

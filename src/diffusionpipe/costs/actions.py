@@ -54,7 +54,7 @@ class StageCosts:
     kept_after_input_grad: Bytes = 1
     """Bytes held from the end of I to the end of W; more than the activation where layers are recomputed."""
     host: HostTimes = NO_HOST
-    """The time of the host, beside which the device computes what has been issued."""
+    """The times in which the host issues the kernels of these actions; the device computes beside it."""
 
     def __post_init__(self) -> None:
         negative = [n for n in self.__dataclass_fields__ if n != "host" and getattr(self, n) < 0]
@@ -94,9 +94,9 @@ class Costs:
     host_fills: tuple[Seconds, ...] = ()
     """The time in which the host issues each fill; () for none."""
     reduces: tuple[Seconds, ...] = ()
-    """Time of each stage's gradient reduction; () for none."""
+    """Time of each stage's gradient reduction, by stage; () for none."""
     unshards: tuple[Seconds, ...] = ()
-    """Time in which the parameters of each stage's block are gathered; () for none."""
+    """Time in which the parameters of each stage's block are gathered, by stage; () for none."""
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
     """(wait, extra time of an action after it), ascending; () if waits cost nothing. See `costs/waking.py`."""
     tensor_bytes: Mapping[str, Bytes] = field(default_factory=dict)
@@ -117,5 +117,5 @@ class Costs:
 
 
 def without_hosts(costs: Costs) -> Costs:
-    """The same costs, but hosts issue everything in no time."""
+    """The same costs, but with hosts that take no time to issue kernels."""
     return replace(costs, stages=tuple(replace(stage, host=NO_HOST) for stage in costs.stages), host_fills=())

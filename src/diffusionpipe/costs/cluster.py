@@ -11,9 +11,9 @@ from diffusionpipe.costs.actions import Link
 from diffusionpipe.units import Bytes, Seconds
 
 LEAST_RATE = 1e-6
-"""Bytes a second, and relative speeds, of the slowest that anything can be planned with: the times remain numbers."""
+"""The least bandwidth (bytes a second) and the least relative speed of a cluster: with it all times stay finite."""
 MOST_WAIT: Seconds = 1e9
-"""Latencies and overheads, at most: 30 years."""
+"""The largest latency or overhead of a link, in seconds: 30 years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,7 @@ class PairLink:
     """The measured latency and bandwidth between two ranks, the same in both directions."""
 
     first: int
+    """The smaller one of the two ranks."""
     second: int
     """The larger one of the two ranks."""
     latency: Seconds
@@ -93,7 +94,9 @@ class Cluster:
     inter: Link
     """The link between two ranks of different nodes (per rank, all sending at once)."""
     intra_reduce: AllReduce
+    """The cost of a sum over ranks of one node."""
     inter_reduce: AllReduce
+    """The cost of a sum over ranks of several nodes."""
     pairs: tuple[PairLink, ...] = ()
     """Links that were measured one by one; `intra` and `inter` describe all other pairs, and have the overheads."""
 
@@ -157,7 +160,7 @@ class Cluster:
         return self._own_links.get((source, destination)) or self._link_of_kind(source, destination)
 
     def slowest_link(self, pairs: Iterable[tuple[int, int]]) -> Link:
-        """A link with which messages between these pairs of ranks can be priced where all run in step.
+        """The slowest link between these pairs of ranks, with which messages are priced where all ranks run in step.
 
         In a cluster with measured pairs it has the worst of each figure of their links. In others it is `inter` if any
         pair crosses nodes, else `intra`.
@@ -209,7 +212,7 @@ def with_less_memory(cluster: Cluster, less: Bytes) -> Cluster:
 
 
 def repeated(cluster: Cluster, times: int) -> Cluster:
-    """A cluster of `times` copies of this one, whose nodes `inter` and `inter_reduce` join."""
+    """A cluster of `times` copies of all nodes of `cluster`; its `inter` and `inter_reduce` join the copies too."""
     num_nodes, num_ranks = cluster.nodes[-1] + 1, cluster.num_ranks
     return replace(
         cluster,

@@ -17,10 +17,10 @@ class Decoding:
     """Memory beside the weights while one picture is decoded tile by tile; equals `whole` for pictures up to one tile.
     """
     picture: Bytes
-    """One decoded picture, which waits in host memory."""
+    """Bytes of one decoded picture, which waits in host memory."""
 
     latents: Bytes
-    """The latents of one picture, which are there as they were drawn and as the decoder reads them."""
+    """Bytes of one picture's latents, which are held twice: as they were drawn, and as the decoder reads them."""
 
     def __post_init__(self) -> None:
         sizes = (self.weights, self.whole, self.tiled, self.picture, self.latents)
@@ -30,7 +30,7 @@ class Decoding:
     def peak(self, pictures: int, *, is_tiled: bool, on_host: bool) -> Bytes:
         """The largest memory in bytes while `pictures` pictures are decoded, tile by tile or each as a whole.
 
-        `on_host`: they wait in the same memory, as on a CPU.
+        `on_host`: whether decoded pictures wait in the same memory, as on a CPU.
 
         >>> Decoding(weights=5, whole=100, tiled=30, picture=2, latents=1).peak(8, is_tiled=True, on_host=True)
         67
@@ -41,6 +41,6 @@ class Decoding:
     def needs_tiles(self, room: Bytes, pictures: int, *, on_host: bool) -> bool:
         """Whether pictures must be decoded in tiles: as wholes they need more than `room` bytes, and tiles take less.
 
-        `on_host`: decoded pictures wait in the same memory.
+        `on_host`: whether decoded pictures wait in the same memory, as on a CPU.
         """
         return self.peak(pictures, is_tiled=False, on_host=on_host) > room and self.tiled < self.whole

@@ -25,7 +25,7 @@ TERA = 1e12
 
 
 class Basis(StrEnum):
-    """The ground on which a device's times are computed: fitted to measured speeds, or taken from a data sheet."""
+    """The source of a device's rates: fitted to measured speeds, or taken from a data sheet."""
 
     CALIBRATED = "calibrated"
     DATA_SHEET = "data sheet"
@@ -40,11 +40,15 @@ class Efficiency:
     """
 
     matmul: float
+    """Share of the peak that matrix products reach."""
     convolution: float
+    """Share of the peak that convolutions reach on tensors in torch's default layout."""
     convolution_channels_last: float
     """Share of the peak that convolutions reach whose tensors have the layout in which tensor cores compute."""
     attention: float
+    """Share of the peak that a forward of attention reaches."""
     attention_backward: float
+    """Share of the peak that a backward of attention reaches."""
     memory: float
     """Share of the bandwidth that kernels reach which only move data."""
     norm: float
@@ -69,6 +73,7 @@ class DeviceRates:
     device_type: str
     """The type of the device in torch: "cpu" or "cuda"."""
     memory: Bytes
+    """The whole memory of the device."""
     usable: Bytes
     """The part of the memory that training may use: the rest after the driver's and torch's own use."""
     basis: Basis
@@ -82,12 +87,14 @@ class DeviceRates:
     """Peak of float32 convolutions (TF32 on NVIDIA, which torch switches on for them by default) in operations a
     second."""
     bfloat16: float
+    """Peak for layers in bfloat16 or float16, in operations a second; the peak of float32 on cards that lack them."""
     float64: float
+    """Peak of matrix products and convolutions in float64 in operations a second."""
     bandwidth: float
     """Bytes a second to and from memory."""
     efficiency: Efficiency
     kernel: Seconds
-    """Time of each kernel beyond its work: ramp up, ramp down, the gap to the next."""
+    """Time that each kernel takes beyond its work: ramp up, ramp down, the gap to the next kernel."""
     ramp: Seconds
     """Extra time of a matrix product or convolution because its last tiles occupy only a part of the device; a shorter
     one takes twice its time."""
@@ -95,7 +102,7 @@ class DeviceRates:
     """How often a convolution's tensors are read and written again to change their layout, unless they are stored
     channels last."""
     dispatch: Seconds
-    """Time that torch takes on the host for each operation; a layer is never faster than this for all of its own."""
+    """Time that torch takes on the host for each operation; a layer takes at least the sum over its operations."""
     is_asynchronous: bool
     """Whether the host runs ahead of the device, so that dispatching and computing overlap."""
 
@@ -147,7 +154,7 @@ def _gpu(
     link: str,
     basis: Basis = Basis.DATA_SHEET,
 ) -> DeviceRates:
-    """A device from the figures of its data sheet.
+    """The rates of a GPU from the figures of its data sheet.
 
     Memory in GB as sold and GiB for training, `rates` in TFLOP/s of float32, TF32, bfloat16 (0: it has none) and
     float64, bandwidth in GB/s.
@@ -236,7 +243,7 @@ DEVICES = {
         ),
     )
 }  # fmt: skip
-"""Known devices by name."""
+"""The rates of all known devices, by name."""
 
 
 def device_rates(name: str, *, precision: str = "float32") -> DeviceRates:

@@ -17,7 +17,7 @@ from diffusionpipe.ir.files import MAX_PROBLEMS, Format, from_text, read_file, t
 
 
 def _backbones_of(profile: Document) -> Document:
-    """Version 1 had one backbone, whose loss and prediction were named in the graph."""
+    """The profile of version 1 as one of version 2: the graph's names of loss and prediction move to a backbone."""
     graph = profile.get("graph")
     if isinstance(graph, dict):
         names = {new: graph.pop(old) for old, new in (("output", "loss"), ("prediction", "prediction")) if old in graph}
@@ -26,7 +26,7 @@ def _backbones_of(profile: Document) -> Document:
 
 
 def _without_kept(profile: Document) -> Document:
-    """Version 2 did not say what a split backward keeps: such a profile is not `Profile.counts_kept`."""
+    """The profile of version 2, unchanged; it does not say what a split backward keeps (see `Profile.counts_kept`)."""
     return profile
 
 
@@ -34,14 +34,14 @@ PROFILE = Format("diffusionpipe-profile", Profile, (_backbones_of, _without_kept
 CLUSTER = Format("diffusionpipe-cluster", Cluster)
 
 LEAST_TIME, MOST_TIME = 1e-12, 1e9
-"""Seconds of a layer that does work: a thousandth of a nanosecond to 30 years. Sums and quotients of such times are
-numbers too."""
+"""The least and the largest time of a layer that does work, in seconds: a thousandth of a nanosecond and 30 years. Sums
+and quotients of such times are finite."""
 MOST_COUNT = 2**60
-"""Bytes of a layer, samples, elements of a tensor, at most."""
+"""The most bytes of a layer, samples of a batch, or elements of a tensor in a profile."""
 
 _Named = LayerSpec | TensorSpec | ParameterSpec
 ANY_CPU = "CPU"
-"""A device of this name in a cluster stands for whatever CPU the profile was made on."""
+"""The name of a device in a cluster that stands for any CPU on which a profile was made."""
 
 
 def profile_to_text(profile: Profile) -> str:
@@ -181,7 +181,7 @@ def _refuse(problems: list[str], source: str) -> None:
 
 
 def _graph_problems(graph: ModelGraph) -> Iterator[str]:
-    """Names that nothing has or that two things have, and types of unknown size."""
+    """A sentence for each fault: names that nothing has or two things have, unknown dtypes, negative sides."""
     named: tuple[tuple[str, Sequence[_Named]], ...] = (
         ("layer", graph.layers),
         ("tensor", graph.tensors),
@@ -214,7 +214,7 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
 
 
 def _zero_times(profile: Profile) -> Iterator[str]:
-    """Times of 0 where a layer does work."""
+    """A sentence for each time of 0 where a layer does work."""
     graph = profile.graph
     trained = {parameter.name for parameter in graph.parameters if parameter.is_trainable}
     for spec, layer in zip(graph.layers, profile.layers, strict=True):
@@ -235,7 +235,7 @@ def _zero_times(profile: Profile) -> Iterator[str]:
 
 
 def _extremes(profile: Profile) -> Iterator[str]:
-    """Numbers with which nothing can be counted: no machine has measured them."""
+    """A sentence for each number that is too small or too large to plan with; no machine has measured it."""
     if profile.batch_sizes[-1] > MOST_COUNT:
         yield f"batch_sizes: {profile.batch_sizes[-1]:.3g} samples are more than 2^60"
     for layer in profile.layers:
@@ -269,7 +269,7 @@ def _extremes(profile: Profile) -> Iterator[str]:
 
 
 def _difference(profiled: ModelGraph, model: ModelGraph) -> str:
-    """The first difference, in words."""
+    """The first difference between the profiled graph and the model's graph, in words for an error."""
     names = [layer.name for layer in profiled.layers], [layer.name for layer in model.layers]
     if names[0] != names[1]:
         only = [[n for n in mine if n not in set(other)] for mine, other in (names, names[::-1])]

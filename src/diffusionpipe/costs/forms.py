@@ -60,7 +60,7 @@ def shapes(form: Form, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[
 
 
 def numbers_in(form: Form, codes: int) -> int:
-    """The number of a stored matrix's numbers, from the bytes of its codes; for nf4 it may be up to 63 too large.
+    """The number of weights in a stored matrix, from the bytes of its codes; for nf4 it may be up to 63 too large.
 
     >>> [numbers_in(form, shapes(form, 256, 512)[0][0] * (1 if form is Form.NF4 else 512)) for form in Form]
     [131072, 131072, 131072]

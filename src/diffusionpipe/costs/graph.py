@@ -84,7 +84,7 @@ class Backbone:
     name: str = ""
     """The name that a recipe gives it; "" where it is the only one."""
     loss: str = "loss"
-    """Per-sample losses: shape () a sample."""
+    """The tensor of the losses, one number for each sample."""
     prediction: str | None = "prediction"
     """The tensor that the denoiser writes and the loss reads; None if the model cannot be sampled from."""
     noisy: str = "noisy"
@@ -92,10 +92,10 @@ class Backbone:
     timesteps: str = "timesteps"
     """The times of the noisy samples, which the denoiser reads."""
     estimate: str | None = None
-    """The tensor that it reads of its own pass before: the estimate of the clean samples, which the loss layer writes;
-    zeros where there is no such pass. None for a denoiser without self-conditioning."""
+    """The tensor of the estimate of the clean samples: the loss layer writes it, and the denoiser's next pass reads it;
+    zeros where no pass came before. None for a denoiser without self-conditioning."""
     self_conditioning: float = 0.0
-    """Share of the samples of every batch for which there is one while training."""
+    """Share of the samples of every batch for which the denoiser reads an estimate while training, 0 to 1."""
 
     @property
     def result(self) -> str:
@@ -152,7 +152,7 @@ class ModelGraph:
 
     @property
     def probes(self) -> tuple[tuple[str, Fraction], ...]:
-        """(backbone, share of the samples for which it reads its own estimate while training), where that is not 0."""
+        """(backbone's name, share of the samples for which it reads its own estimate in training), if this is not 0."""
         return tuple((b.name, as_fraction(b.self_conditioning)) for b in self.backbones if b.self_conditioning)
 
     @cached_property
@@ -275,7 +275,7 @@ def frozen_stores(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
 
 
 def _forms_of(parameters: Iterable[ParameterSpec]) -> list[str]:
-    """The forms of the frozen ones among these parameters, of most bytes first, else bfloat16 if some are so."""
+    """The stored forms of the frozen ones among these parameters, most bytes first; else bfloat16 if any has it."""
     sizes: dict[str, int] = {}
     for parameter in parameters:
         if not parameter.is_trainable and (parameter.dtype in BYTES_OF_STORED or parameter.dtype == "bfloat16"):
@@ -295,9 +295,9 @@ def scales_of(parameters: Iterable[ParameterSpec]) -> frozenset[str]:
 
 
 def numbers_of(graph: ModelGraph, *, trained: bool) -> int:
-    """How many numbers the trained parameters have, or all others where `trained` is False.
+    """The number of weights of the trained parameters, or of all other parameters where `trained` is False.
 
-    A stored matrix counts the numbers that it has when it is wide; its scales do not count.
+    A stored matrix counts the weights that it has when it is wide; its scales do not count.
     """
     chosen = [parameter for parameter in graph.parameters if parameter.is_trainable == trained]
     scales = scales_of(chosen)

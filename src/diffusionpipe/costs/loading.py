@@ -40,10 +40,11 @@ class JobDataWorkers:
     """The cores and data workers of a job's ranks, and the processor time of their batches; tuples are by rank."""
 
     machines: tuple[str, ...]
+    """The name of each rank's machine, by rank."""
     cores: tuple[int, ...]
     """Cores that each rank may use, by rank."""
     batches: tuple[Spread, ...]
-    """Processor time for this rank's part of a batch."""
+    """Processor time of each rank's part of a batch, by rank."""
     workers: int
     """Data workers of each rank; 0: the rank makes its batches itself, before its steps."""
 

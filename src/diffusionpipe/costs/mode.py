@@ -8,11 +8,11 @@ class Mode:
     """The ways in which kernels run that a computed profile depends on; the default is eager torch."""
 
     has_flash_attention: bool = True
-    """Whether attention is one kernel; else its scores go to memory and back."""
+    """Whether attention is one kernel; else its scores are written to memory and read again."""
     is_channels_last: bool = False
-    """Whether convolutions find their tensors in the layout in which they compute."""
+    """Whether tensors are stored in the layout in which convolutions compute, with the channels last."""
     is_compiled: bool = False
-    """Whether pointwise operations are fused, and with norms."""
+    """Whether pointwise operations are fused with each other and with norms."""
     has_fused_norms: bool = False
     """Whether norms read and write the narrow type of the matrix products under autocast."""
 

@@ -15,7 +15,7 @@ SQUARE, TRACE, SCALE = "noise/gradient_square", "noise/trace", "noise_scale"
 LEAST_MEASUREMENTS = 20
 """The least number of measurements that make an estimate."""
 MOST_MEASUREMENTS = 400
-"""The last ones that count: early ones are of other weights."""
+"""The number of a run's last measurements that count; earlier ones belong to other weights."""
 
 
 def noise_scale(measured: Sequence[tuple[float, float]]) -> float | None:

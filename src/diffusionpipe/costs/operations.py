@@ -18,7 +18,7 @@ from diffusionpipe.units import Seconds
 FORMAT = "diffusionpipe operations"
 VERSION = 1
 HELD = 0.8
-"""The part of the time that the named operations hold together."""
+"""The part of the time that the operations of `holding` take together, by default."""
 OUTSIDE = "outside operations"
 """The time of a layer in which none of torch's operations runs: the host's calls, waits, and code of its own."""
 
@@ -38,9 +38,9 @@ class OperationUse:
     flops: float
     num_bytes: float
     computing: Seconds
-    """The least time of its floating-point operations."""
+    """The least time of the floating-point operations of all calls, at the device's peak rate."""
     moving: Seconds
-    """The least time of its bytes."""
+    """The least time in which the bytes of all calls are moved, at the device's bandwidth."""
 
     @property
     def least(self) -> Seconds:
@@ -49,7 +49,7 @@ class OperationUse:
 
     @property
     def share(self) -> float:
-        """The time at the roofline as a part of the measured time; 0 where that is 0.
+        """The time at the roofline as a part of the measured time; 0 where the measured time is 0.
 
         It is above 1 where the bytes come from a cache.
         """
@@ -93,7 +93,7 @@ def holding(uses: Sequence[OperationUse], part: float = HELD) -> tuple[Operation
 
 
 def side_by_side(uses: Sequence[OperationUse]) -> float:
-    """The largest possible gain of running operations side by side: a factor of speed, all at the roofline; 1: none."""
+    """The most that running these operations side by side could gain: a factor of speed at the roofline; 1: nothing."""
     together = max(sum(use.computing for use in uses), sum(use.moving for use in uses))
     return sum(use.least for use in uses) / together if together else 1.0
 

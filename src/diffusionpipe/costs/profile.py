@@ -22,6 +22,7 @@ class LayerProfile:
 
     name: str
     forward: tuple[Seconds, ...]
+    """Time of the forward."""
     input_grad: tuple[Seconds, ...]
     """Time of the gradient with respect to the inputs; 0 where no input needs one."""
     weight_grad: tuple[Seconds, ...]
@@ -60,8 +61,8 @@ class LayerProfile:
     """Tensors that the layer reads and that stay for W besides, under the names with which they were written first;
     their bytes are not in `kept`."""
     by_size: tuple[float, ...] = ()
-    """Where samples have several sizes: the layer's time at each of them over the mean of all, which the other fields
-    hold. () where they have one."""
+    """Where samples have several sizes: the layer's time at each size, divided by the mean over all samples, which the
+    other fields hold. () where they have one size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +70,9 @@ class ProfiledSize:
     """One of several sizes of the samples of a profile; the times of layers at it are in `LayerProfile.by_size`."""
 
     share: float
-    """Its part of all samples."""
+    """The part of all samples that have this size."""
     crossing: float
-    """The bytes of the tensors between layers of a sample of this size, over the largest's."""
+    """The bytes between layers of a sample of this size, as a factor of the bytes at the largest size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class Profile:
     """Mode of the kernels whose times were computed; None where times were measured, and in files that do not say it.
     """
     versions: tuple[tuple[str, str], ...] = ()
-    """(package, version) of what it was made with."""
+    """(package, version) of each package with which the profile was made."""
     link: Link | None = None
     """The link between the ranks of the machine that measured together; None where one measured alone."""
     reduce: AllReduce | None = None
@@ -181,7 +182,7 @@ class Profile:
 
     @cached_property
     def _curves(self) -> dict[str, LayerProfile]:
-        """Each layer with costs that never fall with samples, which `cost_at` may be asked about."""
+        """Name of a layer -> its profile with times and bytes that never fall with samples, as `cost_at` needs them."""
         return {layer.name: _ascending(layer) for layer in self.layers}
 
     def forward(self, name: str, batch: float) -> Seconds:
@@ -189,7 +190,7 @@ class Profile:
         return cost_at(self.batch_sizes, self._curves[name].forward, batch)
 
     def forward_only(self, name: str, batch: float) -> Seconds:
-        """The seconds of the layer's forward without gradients for `batch` samples; else of its forward."""
+        """The seconds of the layer's forward without gradients for `batch` samples; its forward if not measured."""
         known = self._curves[name].forward_only
         return cost_at(self.batch_sizes, known, batch) if known else self.forward(name, batch)
 
@@ -239,12 +240,12 @@ class Profile:
 
     @cached_property
     def _written(self) -> dict[str, Bytes]:
-        """Bytes that each layer writes of a sample."""
+        """Name of a layer -> the bytes of the tensors that it writes for one sample."""
         tensor = self.graph.tensor
         return {layer.name: sum(tensor(name).num_bytes for name in layer.writes) for layer in self.graph.layers}
 
     def workspace(self, name: str, batch: float) -> Bytes:
-        """The bytes at the peak of the layer's forward or backward for `batch` samples, beyond its activation."""
+        """The peak temporary bytes of the layer's forward or backward for `batch` samples, beyond its activation."""
         return round(cost_at(self.batch_sizes, self._curves[name].workspace, batch))
 
 

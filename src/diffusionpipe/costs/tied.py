@@ -12,7 +12,7 @@ from diffusionpipe.ir import Placement
 
 
 def tied_blocks(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> Mapping[str, tuple[int, ...]]:
-    """Trained parameter -> indices of the blocks whose layers use it, where these are several."""
+    """Name of a trained parameter -> indices of the blocks whose layers use it, where these are several."""
     trained = {parameter.name for parameter in graph.parameters if parameter.is_trainable}
     users: dict[str, tuple[int, ...]] = {}
     for block, layers in enumerate(blocks):
@@ -22,7 +22,7 @@ def tied_blocks(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> Mapping[s
 
 
 def tied_problems(graph: ModelGraph, placement: Placement, blocks: Sequence[Sequence[str]]) -> Iterator[str]:
-    """One sentence for each trained parameter that several ranks would hold as copies, which would drift apart.
+    """A sentence for an error for each trained parameter of which several ranks would train copies that drift apart.
 
     `blocks`: the layers of each trained block.
     """

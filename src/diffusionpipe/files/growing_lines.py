@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 _CHECKED = 256
-"""Bytes before the place that was reached; where they differ, the file is another one."""
+"""The number of bytes before the reached position that are compared; if they differ, the file was written again."""
 
 
 class GrowingLines:
-    """Reads the complete lines of a file as it grows. Mutable: remembers the place up to which it has read.
+    """Reads the complete lines of a file as it grows. Mutable: it remembers the position up to which it has read.
 
     A file that was replaced, made shorter or written again is read from its start. A change in the middle, with the
     last bytes and the size as before, is not seen.
@@ -20,10 +20,10 @@ class GrowingLines:
         self._path, self._place, self._tail = path, 0, b""
         self._file: tuple[int, int] | None = None
         self.is_cut = False
-        """Whether the file went on after its last complete line when it was read."""
+        """Whether the last reading found bytes after the last complete line."""
 
     def more(self) -> tuple[bool, list[bytes]]:
-        """(whether the file is read from its start, its complete lines since the last call with their line ends).
+        """(whether it was read from its start, the complete lines since the last call, each with its line end).
 
         Raises:
             OSError: the file cannot be read.

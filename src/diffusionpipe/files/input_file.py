@@ -20,7 +20,7 @@ MAX_TEXT: Bytes = 256 * 2**20
 
 
 def problem_of_file(path: Path) -> str | None:
-    """A text why the path, through links, is not a regular file; None if it is one, or does not exist."""
+    """The reason, as text, why the path is not a regular file, through links; None if it is one, or does not exist."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

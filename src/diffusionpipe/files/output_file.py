@@ -92,7 +92,9 @@ def _check(path: Path) -> None:
 
 
 def _place(path: Path) -> Path | None:
-    """The regular file that the path names through links, made or to be made; None: it must be written in place.
+    """The path of the regular file, present or to be made, to which `path` leads through links.
+
+    None: it is a device, a FIFO or an open file, and must be written in place.
 
     Links in /proc name open files (/dev/stdout is one): another process continues to write to the file that they name.
 
@@ -119,7 +121,7 @@ def _place(path: Path) -> Path | None:
 
 
 def draft_of(place: Path) -> Path:
-    """A hidden name beside a file or folder, another one at each call.
+    """The path of a hidden draft in the same folder as a file or folder `place`; each call gives another name.
 
     Process ids of two machines that share a folder may be equal, so the name has random digits. It is short, because a
     file's name has at most 255 bytes.
@@ -128,7 +130,11 @@ def draft_of(place: Path) -> Path:
 
 
 def _probe(place: Path) -> None:
-    """Write and remove a block beside the file."""
+    """Try to write a small file into the folder of `place`, and remove it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     draft = draft_of(place)
     try:
         write_durably(draft, _PROBE)
@@ -176,7 +182,10 @@ def sync(path: Path) -> None:
 
 
 def _write_in_place(path: Path, data: bytes) -> None:
-    """Write the data into a device that exists, without O_CREAT, which makes a regular file where one has just gone."""
+    """Write the data into an existing device or FIFO.
+
+    It opens without O_CREAT, which would make a regular file if the device has just been removed.
+    """
     descriptor = os.open(path, os.O_WRONLY)
     with open(descriptor, "wb") as file:
         file.write(data)

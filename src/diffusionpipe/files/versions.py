@@ -11,11 +11,13 @@ from typing import Any
 
 Document = dict[str, Any]
 Step = Callable[[Document], Document]
-"""Makes the document of a version into the next version's; it may change and return the one that it is given."""
+"""A function that makes a document of the next version from one of its version; it may change its argument."""
 
 
 def upgraded(document: Document, version: object, steps: Sequence[Step]) -> Document:
-    """Today's document of one that has this version; `steps` lead from version 1 to today's.
+    """The document in the form of today's version, made from a document that has `version`.
+
+    `steps` lead from version 1 to today's, one version each.
 
     Raises:
         ValueError: there is no such version; the message says which are read.

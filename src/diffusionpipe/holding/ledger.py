@@ -36,13 +36,13 @@ class Ledger:
 
     @cached_property
     def trained(self) -> Mapping[str, Held]:
-        """Trained parameter -> its bytes and the bytes of its gradient and states, by item."""
+        """Name of a trained parameter -> its bytes and the bytes of its gradient and states, by item."""
         states = self.workload.states
         return {p.name: held_of(states, p) for p in self.graph.parameters if p.is_trainable}
 
     @cached_property
     def frozen(self) -> Mapping[str, Bytes]:
-        """Frozen parameter -> its bytes in the storage where it rests."""
+        """Name of a frozen parameter -> its bytes in the storage that keeps it."""
         # Frozen layers inside the trained part have a storage of their own; a parameter that encoders use too counts
         # there.
         inside = self.graph.parameters_of(self.graph.backbone_layers)
@@ -54,15 +54,15 @@ class Ledger:
         }
 
     def held(self, names: Collection[str]) -> Held:
-        """Bytes by item of a rank that holds and updates these parameters; frozen ones do not count, each counts once.
+        """The bytes, by item, of a rank that holds and updates these parameters; frozen ones do not count.
 
-        `base` is included. All items are 0 if none of them is trained.
+        `base` is included. All items are 0 if no parameter is trained.
         """
         own = [self.trained[name] for name in self.trained.keys() & names]
         return self.base.plus(Held._make(map(sum, zip(*own, strict=True)))) if own else NOTHING
 
     def unowned(self, names: Collection[str]) -> Held:
-        """Bytes of parameters and gradients of a rank that holds these parameters but updates none.
+        """The bytes of parameters and gradients of a rank that holds these parameters but updates none.
 
         Frozen ones do not count.
         """
@@ -75,30 +75,30 @@ class Ledger:
         return Held(optimizer=self.workload.once, backup=self.workload.update)
 
     def frozen_bytes(self, names: Collection[str]) -> Bytes:
-        """The bytes at rest of these parameters; trained ones do not count, and each counts once."""
+        """The bytes of the frozen ones among these parameters in the storage that keeps them; each counts once."""
         frozen = self.frozen
         return sum(frozen[name] for name in frozen.keys() & names)
 
     def frozen_of(self, layers: Collection[str]) -> Bytes:
-        """The bytes at rest of the frozen parameters of these layers; a tied one counts once."""
+        """The bytes of the frozen parameters of these layers in the storage that keeps them; a tied one counts once."""
         return self.frozen_bytes(self.graph.parameters_of(layers))
 
     def resting(self, layers: Sequence[str]) -> FrozenWeights:
-        """The bytes on the device and on the host of a frozen part of these layers, in the order in which they run."""
+        """The bytes of these frozen layers' weights, on the device and in host memory; `layers` run in this order."""
         kept, staged = self.resting_parts(layers)
         return FrozenWeights(
             device=self.frozen_of(kept) + staged, host=self.frozen_of(self.workload.encoders.hosted(layers))
         )
 
     def resting_parts(self, layers: Sequence[str]) -> tuple[frozenset[str], Bytes]:
-        """(the frozen layers of these whose weights stay on the device, bytes there for layers that come and go)."""
+        """(the frozen layers among these whose weights stay on the device, bytes on it for layers that come and go)."""
         storage = self.workload.encoders
         hosted = storage.hosted(layers)
         staged = storage.staged([self.frozen_of([layer]) for layer in layers if layer in hosted])
         return frozenset(layers) - hosted, staged
 
     def fetches(self, layers: Sequence[str], bandwidth: float) -> Mapping[str, Seconds]:
-        """Layer whose weights come from the host -> the seconds of its copy, at `bandwidth` bytes a second.
+        """Layer whose weights come from the host -> the seconds of copying them, at `bandwidth` bytes a second.
 
         Layers without bytes are left out.
         """

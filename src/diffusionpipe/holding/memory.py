@@ -16,7 +16,7 @@ from diffusionpipe.units import Bytes
 
 
 class Trait(Enum):
-    """A property of an item of memory, which estimates and other phases of a run ask for."""
+    """A property of an item of memory, by which estimates and phases of a run choose the items that they count."""
 
     LASTING = auto()
     """Held between two iterations too."""
@@ -38,8 +38,9 @@ class MemoryUse:
     optimizer: Bytes = 0
     """Optimizer state and float32 master weights."""
     ema: Bytes = 0
+    """The moving average of trained parameters."""
     backup: Bytes = 0
-    """State that a post-validated step keeps to undo an early update."""
+    """State that a post-validated step keeps to undo an early update, and memory that only updates use."""
     gathered: Bytes = 0
     """Memory of sharded blocks beside the rank's own part: parameters and narrow copies while they are whole, gradients
     until they are sent."""
@@ -47,17 +48,17 @@ class MemoryUse:
     """Frozen parameters: encoders, whole or the two layers of them that are there at a time, and frozen layers inside
     the trained part."""
     copies: Bytes = 0
-    """Weights of trained layers that are not recomputed, once more, as they are read while an iteration runs."""
+    """Copies of the weights of trained layers in the precision in which they compute; none of recomputed layers."""
     activations: Bytes = 0
     """Tensors that forwards keep for the backwards."""
     messages: Bytes = 0
-    """Received and not yet read, and gradients not yet sent, at the moment when these and the activations peak."""
+    """Received messages not yet read, and gradients not yet sent, when these and the activations peak together."""
     workspace: Bytes = 0
-    """Beyond all that while the hungriest layer runs, a recomputed layer's activations included; or what frozen layers
-    hold beyond all that, where they hold more."""
+    """Temporary memory of the layer that needs the most while it runs, a recomputed layer's activations included; or of
+    the frozen layers, where they need more."""
     frozen_outputs: Bytes = 0
-    """Raw inputs of the samples that it encodes, and outputs of the frozen layers that wait to be read: of this batch,
-    and of the next one if it is encoded ahead."""
+    """Raw inputs of the samples that the rank encodes, and outputs of the frozen layers that wait to be read: of this
+    batch, and of the next one if it is encoded ahead."""
 
     @property
     def total(self) -> Bytes:
@@ -115,9 +116,9 @@ def use_of(held: Held, **others: Bytes) -> MemoryUse:
 
 
 def copies_of(layer: str, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
-    """Bytes of the casted copies of a trained layer's weights that live for an iteration; 0 for a layer in `again`.
+    """The bytes of the copies of a trained layer's weights, in the precision of its computing, held for an iteration.
 
-    `again` are the layers that are recomputed in the backward.
+    0 for a layer in `again`, the layers that are recomputed in the backward.
     """
     return 0 if layer in again else workload.copies(profile.layer(layer))
 
@@ -125,7 +126,7 @@ def copies_of(layer: str, profile: Profile, workload: Workload, again: Collectio
 def workspace_of(layer: str, samples: float, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
     """The temporary bytes of a trained layer while it runs on `samples` samples.
 
-    A layer in `again` is recomputed, so its activations and copies count here too.
+    `again` are the layers that are recomputed in the backward: their activations and copies of weights count here too.
     """
     recomputed = profile.activation(layer, samples) + workload.copies(profile.layer(layer)) if layer in again else 0
     return recomputed + profile.workspace(layer, samples)
@@ -134,8 +135,8 @@ def workspace_of(layer: str, samples: float, profile: Profile, workload: Workloa
 def forward_bytes(profile: Profile, layers: Sequence[str], samples: int) -> Bytes:
     """The largest memory in bytes of these layers for `samples` samples, one after the other, where nothing is kept.
 
-    Tensors from outside do not count. A tensor that one of them writes lives until the last one that reads it has run,
-    or to the end if none of them does.
+    Tensors from other layers do not count. A tensor that one of these layers writes lives until the last of them that
+    reads it has run, or to the end if none reads it.
     """
     specs = [profile.graph.layer(name) for name in layers]
     last = {name: index for index, layer in enumerate(specs) for name in layer.reads}

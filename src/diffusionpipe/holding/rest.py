@@ -27,11 +27,11 @@ class Rest:
         return not self.is_hosted and self.dtype is None
 
     def takes(self, key: str) -> bool:
-        """Whether the state with this name in the optimizer has this form; here every state with a name has."""
+        """Whether the optimizer's state with the name `key` is kept in this form; here every state with a name is."""
         return bool(key)
 
     def kept(self, state: State) -> tuple[State, ...]:
-        """The states as which the optimizer's state is kept in this form, with their widths and places; here one.
+        """The states that hold `state` in this form between updates, with their widths and places; here one.
 
         Raises:
             ConfigError: `dtype` is set, and the state's bytes are listed by parameter, so its numbers cannot be cast.

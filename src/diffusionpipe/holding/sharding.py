@@ -13,7 +13,7 @@ TRAINED_WEIGHT = 4
 def part_of_parameter(
     graph: ModelGraph, layers: Collection[str], parts: int, *, sharded: Sharded = Sharded.ALL
 ) -> Mapping[str, int]:
-    """Parameter of these layers -> the part that it belongs to, counted from 0; all parts are about equally heavy.
+    """Parameter of these layers -> the number of its part, 0 to `parts` - 1; all parts are about equally heavy.
 
     With `Sharded.OPTIMIZER` only trained parameters are in parts.
 

@@ -70,7 +70,16 @@ def _joined(
     shares: Sequence[float],
     most: float,
 ) -> LayerProfile:
-    """The layer over all sizes; `places`: 0 at the smallest size and 1 at the largest, by size."""
+    """The layer's profile over all sizes: mean times, the largest bytes, and its relative time at each size.
+
+    Args:
+        largest: the profile of all layers at the largest size.
+        smallest: the profile of all layers at the smallest size.
+        layer: the layer's profile at the largest size.
+        places: the position of the layer's work between the two, by size: 0 at the smallest, 1 at the largest.
+        shares: the part of samples that have each size, by size.
+        most: the most bytes that the layer writes at any size, as a factor of its bytes at the largest.
+    """
     mean = sum(place * share for place, share in zip(places, shares, strict=True))
     name, sizes = layer.name, largest.batch_sizes
 
@@ -120,7 +129,7 @@ def _scaled(layer: LayerProfile, factor: float) -> LayerProfile:
 
 
 def _work(model: ModelGraph, layer: LayerSpec) -> float:
-    """Operations of a layer, or bytes that it writes where none were counted."""
+    """The operations of a layer for one sample, or the bytes that it writes where no operations were counted."""
     return layer.flops or _written(model, layer)
 
 
@@ -129,6 +138,6 @@ def _written(model: ModelGraph, layer: LayerSpec) -> Bytes:
 
 
 def _crossing(model: ModelGraph) -> float:
-    """Mean bytes of the tensors of a sample that trained layers write."""
+    """The bytes that a trained layer of the model writes for one sample, on average over these layers."""
     trained = set(model.backbone_layers)
     return fmean(_written(model, layer) for layer in model.layers if layer.name in trained)

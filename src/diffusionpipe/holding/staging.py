@@ -13,10 +13,13 @@ T = TypeVar("T")
 
 
 class Staging(Generic[T]):
-    """The two ends of a staging memory and the layer at each; it changes as layers come and run."""
+    """The two ends of a staging memory and the layer at each; it changes as layers come and run.
+
+    Each end is a value of the caller, such as its memory or a number; methods return it.
+    """
 
     def __init__(self, first: T, second: T) -> None:
-        """`first` and `second`: things of the caller, one for each end."""
+        """Begin without layers; `first` and `second` are the caller's values for the two ends."""
         self._ends: list[tuple[T, str | None]] = [(first, None), (second, None)]
         """The end whose layer ran last, then the other; each with its layer."""
 
@@ -26,7 +29,7 @@ class Staging(Generic[T]):
         return frozenset(layer for _, layer in self._ends if layer is not None)
 
     def place(self, layer: str) -> T | None:
-        """Give the layer the end that is free next, and return it; None if the layer is at an end already."""
+        """Put the layer at the end that is free next, and return this end; None if the layer is at an end already."""
         if layer in self.layers:
             return None
         end, _ = self._ends[1]

@@ -16,11 +16,11 @@ from diffusionpipe.costs.graph import ParameterSpec, is_kept_narrow
 from diffusionpipe.units import Bytes
 
 BUCKET: Bytes = 2**28
-"""Bytes of the parameters, as wide as they are stepped, that are brought for an update at a time."""
+"""The bytes of parameters, in the width of their update, that an update brings to the device at a time: a bucket."""
 
 
 class Item(StrEnum):
-    """The items of a rank's memory as which states of parameters count; `MemoryUse` has the same names."""
+    """The items of a rank's memory in which states of parameters are counted; `MemoryUse` has fields of these names."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -31,7 +31,7 @@ class Item(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The name of a parameter, and the bytes of a state beside it."""
+    """The bytes of a state for one parameter, with the parameter's name."""
 
     parameter: str
     size: Bytes
@@ -39,9 +39,10 @@ class Sized:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """One kind of numbers that a rank holds for each number of a trained parameter: its width in bytes, its place."""
+    """A kind of numbers that a rank holds for each weight of a trained parameter, such as its gradient or a moment."""
 
     item: Item
+    """The item of a rank's memory in which the state is counted."""
     width: int
     """Bytes for each number of the parameter."""
     name: str = ""
@@ -50,9 +51,9 @@ class State:
     """Whether it is kept in host memory, and is on the device only while the parameter is updated."""
 
     narrow: int | None = None
-    """Bytes for each number of a parameter that is bfloat16 itself; None: `width`."""
+    """Bytes for each number of a parameter that is kept in bfloat16; None: `width`."""
     sizes: tuple[Sized, ...] = ()
-    """Bytes by the name of a parameter, where they do not follow from its numbers; the width is their mean then."""
+    """The bytes for each parameter, where they do not follow from its shape; `width` is then their mean per weight."""
 
     @cached_property
     def _by_name(self) -> dict[str, Bytes]:
@@ -136,7 +137,7 @@ def widened_bytes(parameters: Iterable[ParameterSpec], *, gradient: int) -> Byte
 
 
 def freed_at_once(states: Iterable[State], parameters: Iterable[ParameterSpec]) -> tuple[tuple[State, ...], Bytes]:
-    """(the states without gradients, the most bytes of the step of one parameter).
+    """(the states without gradients, the most bytes that the step of one parameter needs).
 
     For training in which each gradient is there only while its parameter is stepped. The bytes are the largest sum of a
     gradient and the wide copies of a parameter kept in bfloat16.
@@ -175,14 +176,14 @@ def plain_states(
     ema: int = 0,
     has_backup: bool = False,
 ) -> tuple[State, ...]:
-    """States of the usual training, all on the device; each width is in bytes a number, and 0 leaves a state out.
+    """The states of the usual training, all on the device; each width is in bytes a number, and 0 leaves a state out.
 
     Args:
-        parameter: of the parameter as layers read it.
-        gradient: of its gradient.
-        master: of a float32 copy beside a narrower parameter.
-        optimizer: of the state of the optimizer; 8 for Adam's two float32 moments.
-        ema: of its average.
+        parameter: width of the parameter as layers read it.
+        gradient: width of its gradient.
+        master: width of a float32 copy beside a narrower parameter.
+        optimizer: width of the state of the optimizer; 8 for Adam's two float32 moments.
+        ema: width of its average.
         has_backup: whether parameters, gradients and the state of the optimizer are there once more, to undo an update.
     """
     widths = (

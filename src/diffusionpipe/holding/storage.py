@@ -20,7 +20,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 
 class Storage(ABC):
-    """A place where frozen weights rest, with the bytes that they take there and the time of bringing them."""
+    """A way to keep frozen weights while no layer reads them: the place, the bytes, and the time of bringing them."""
 
     @property
     @abstractmethod
@@ -37,7 +37,7 @@ class Storage(ABC):
         return ""
 
     def size(self, parameter: ParameterSpec) -> Bytes:
-        """The bytes of a frozen parameter while it rests."""
+        """The bytes that a frozen parameter takes in this storage."""
         return parameter.num_bytes
 
     def narrow(self, width: int) -> "Storage":
@@ -114,7 +114,7 @@ class Narrow(Storage):
 
     @property
     def words(self) -> str:
-        """The words of the storage `of`."""
+        """The words for the storage `of` in tables of layouts."""
         return self.of.words
 
     @property

@@ -24,8 +24,8 @@ STATE_OF_OPTIMIZER = {
     "Rprop": 2,
     "SGD": 0,
 }
-"""Numbers that an optimizer of torch.optim with default arguments keeps for each parameter, as wide as it is. The state
-that Adafactor keeps for rows and columns is not counted."""
+"""Name of an optimizer of torch.optim -> the numbers that it keeps for each weight, as wide as the weight, with default
+arguments. The state that Adafactor keeps for rows and columns is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Workload:
     encoders: Storage = DEVICE
     """The storage of the frozen part."""
     checkpointed: tuple[str, ...] = ()
-    """Patterns of layers that are recomputed in the backward."""
+    """Patterns of the names of layers that are recomputed in the backward."""
     encode_chunk: int = 16
     """Samples that go through the frozen layers at a time, at most."""
 
@@ -81,7 +81,7 @@ class Workload:
         return layer.cast if self.needs_cast else 0.0
 
     def copies(self, layer: LayerProfile) -> Bytes:
-        """The bytes of the layer's casted copies of weights; 0 where weights are narrow already."""
+        """The bytes of the layer's copies of its weights in bfloat16; 0 where weights are narrow already."""
         return layer.copies if self.needs_cast else 0
 
 
@@ -94,7 +94,7 @@ def has_plain_states(name: str) -> bool:
 
 
 def state_of_optimizer(name: str) -> int:
-    """The numbers that this optimizer of torch.optim keeps for each number of a parameter, with its default arguments.
+    """The count of numbers that this optimizer of torch.optim keeps for each weight, with its default arguments.
 
     The state that Adafactor keeps for rows and columns is not counted.
 

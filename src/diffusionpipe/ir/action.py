@@ -35,7 +35,7 @@ class Op(StrEnum):
     RECV_B = "RECV_B"
     """Start receiving the gradient of an activation."""
     REDUCE_GRAD = "REDUCE_GRAD"
-    """Start summing the stage's gradients over everyone who holds the same weights."""
+    """Start summing the stage's gradients over all ranks that hold the same weights."""
     ENCODE = "ENCODE"
     """Frozen work: one fill."""
     STEP = "STEP"
@@ -43,7 +43,7 @@ class Op(StrEnum):
     UNSHARD = "UNSHARD"
     """Start gathering the parameters of the stage's block, of which every data-parallel group holds a part."""
     RESHARD = "RESHARD"
-    """Drop what other groups hold of them."""
+    """Free the gathered parameters of the stage's block, which other data-parallel groups own."""
 
     __hash__ = str.__hash__  # that of Enum is a Python function, and every look-up of an action hashes its op
 
@@ -71,7 +71,7 @@ class Reading:
     staleness: int = 0
     """How many versions older than its batch's own starting point the weights are."""
     predicted: int = 0
-    """The steps by which these weights are moved ahead of their version."""
+    """The number of steps by which these weights are predicted ahead of their version; 0: they are not predicted."""
 
     def __str__(self) -> str:
         marks = (("+", self.lead), ("~", self.staleness), ("^", self.predicted))
@@ -79,7 +79,7 @@ class Reading:
 
 
 PRESENT = Reading()
-"""The reading of this batch, on the weights of its starting point."""
+"""The reading of an action that works on the window's own batch, with the weights of its starting point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,18 +24,19 @@ class Alternative:
     sizes: str
     """Stages, copies and micro-batches in words."""
     step: Seconds
+    """The predicted time of a step, in seconds."""
     samples_per_second: float
     bubble: float
-    """The idle part of all devices' time."""
+    """The idle part of all devices' time, 0 to 1."""
     memory: Bytes
-    """Memory of the fullest device."""
+    """Bytes that the fullest device holds at its peak."""
     overflow: Bytes
-    """Bytes beyond the device's memory; 0 or less: it fits."""
+    """Bytes by which the fullest device's peak exceeds its memory; 0 or less: the layout fits."""
     found: str
-    """"simulated": every action and message; "estimated"; "other": another system's, estimated."""
+    """The source of the figures: "simulated", "estimated", or "other" for another system's layout, estimated."""
     is_chosen: bool = False
     items: tuple[HeldItem, ...] = ()
-    """The items of the fullest device's memory, of the layout that was chosen."""
+    """The items of the fullest device's memory; () but for the layout that was chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class Alternatives:
     verdict: str
     """The reason for the plan, in a sentence or two."""
     remarks: tuple[str, ...]
+    """Further sentences about the choice, such as a warning that a device is almost full."""
     layouts: tuple[Alternative, ...]
     estimated: int = 0
     """The number of layouts whose time was estimated."""

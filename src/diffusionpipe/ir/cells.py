@@ -10,19 +10,19 @@ class Cell(NamedTuple):
     """A micro-batch of samples of one size: the number of the size, and the number of samples."""
 
     size: int
-    """The number of the size."""
+    """The number of the size, counted from 0."""
     samples: int
 
 
 Cutting = Callable[[tuple[int, ...]], Schedule]
-"""The training schedule of a step, from the number of samples of each size in a pipeline's batch.
+"""A function from the number of samples of each size in a pipeline's batch to the training schedule of the step.
 
-Its micro-batches are numbered size by size, as `rows_by_size` arranges samples; its actions may come in another order.
+Micro-batches are numbered size by size, as `rows_by_size` arranges samples; actions may come in another order.
 """
 
 
 def rows_by_size(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The row numbers in an order in which samples of one size lie side by side; `sizes` has the size of each row.
+    """The row numbers in an order that puts samples of one size side by side; `sizes` has the size number of each row.
 
     Smaller size numbers come first. Rows of equal size keep their order.
 

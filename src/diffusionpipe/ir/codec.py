@@ -24,7 +24,7 @@ from diffusionpipe.ir.placement import Range, Share
 LINE_WIDTH = 120
 _MAX_WHOLE = 2**62 - 1
 _MAX_NUMBER = 1e100
-"""Sums and products of a few such numbers are finite."""
+"""The largest decimal number that is read; sums and products of a few such numbers are finite."""
 
 
 def _parse_range(text: str) -> Range:
@@ -46,7 +46,7 @@ _PARSERS: dict[type, tuple[Callable[[str], object], str]] = {
 
 @cache  # a profile holds thousands of values of few classes
 def _hints(kind: type) -> dict[str, object]:
-    """Types of a dataclass's fields by name."""
+    """Name of each field of a dataclass -> its type."""
     return typing.get_type_hints(kind)
 
 

@@ -10,7 +10,7 @@ class Line:
     name: str
     text: str
     is_warning: bool = False
-    """Whether it is probably not as its user wants it."""
+    """Whether the fact is probably not as the user wants it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class TrainedSize:
     samples: int
     """The number of different samples of this size."""
     visits: int
-    """Visits of samples in a cycle of epochs; shares of a training are shares of them."""
+    """The number of visits of its samples in a cycle of epochs; shares of a training are shares of visits."""
     cut: float | None
     """Mean share of a sample that is cut away, 0 to 1; None where the sizes of the files are not known."""
     enlarged: float | None
-    """The largest factor by which one is enlarged; below 1 none is."""
+    """The largest factor by which a sample is enlarged, below 1 where none is; None where the sizes are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +37,4 @@ class Survey:
     further: tuple[Line, ...]
     """The lines that are kept and not printed: the lengths of captions."""
     sizes: tuple[TrainedSize, ...]
-    """The sizes that have samples, in the order of the rules."""
+    """The sizes that have samples, in the order of the rules for sizes."""

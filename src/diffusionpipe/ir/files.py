@@ -49,20 +49,24 @@ class Format(Generic[T]):
     name: str
     kind: type[T]
     steps: tuple[Step, ...] = ()
+    """A function for each old version, oldest first, that makes a file's content one of the next version."""
 
     @property
     def version(self) -> int:
-        """The version that is written: 1, and one more for each step."""
+        """The version of the files that are written: 1, and one more for each step."""
         return len(self.steps) + 1
 
 
 def _sample_of_each(plan: Document) -> Document:
-    """Version 1 had one backbone, so one schedule for drawing samples."""
+    """The plan of version 1 as one of version 2: its only schedule for drawing samples becomes a list of one."""
     return plan | ({"sample": [plan["sample"]]} if "sample" in plan else {})
 
 
 def _storage_of_encoders(plan: Document) -> Document:
-    """Version 2 knew two places for the weights of encoders, and had an axis of the mesh that nothing set."""
+    """The plan of version 2 as one of version 3, without the keys "offload_frozen" and "mesh.tensor".
+
+    The first becomes the storage "host" in "encoders" if it was true; the second was always 1.
+    """
     if plan.pop("offload_frozen", False):
         plan["encoders"] = "host"
     mesh = plan.get("mesh")

@@ -20,7 +20,7 @@ from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Range, Stage
 from diffusionpipe.ir.schedule import Message, Schedule
 
 TIMED_OPS = COMPUTE_OPS | {Op.ENCODE}
-"""Ops that occupy the worker itself; all others run beside it."""
+"""Ops for which the worker itself computes; all others run beside its computing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,11 @@ class Flow:
     producers: tuple[Action, ...]
     """Actions of the source that must have ended: one, or for frozen outputs all fills of these samples."""
     consumer: Action
+    """The action that reads the tensors."""
     source: int
     """The stage that the tensors come from; for a gradient the stage that read the activation."""
     destination: int
+    """The stage that reads the tensors."""
     microbatch: int
     """Number of the micro-batch, counted in the source's pipeline as in `Message`; 0 for frozen outputs."""
     samples: Range
@@ -64,28 +66,30 @@ class Feed:
     """All that a trained stage reads of another one: the flows of all micro-batches over one edge in one direction."""
 
     source: int
+    """The stage that the tensors come from; for a gradient the stage that read the activation."""
     destination: int
+    """The stage that reads the tensors."""
     op: Op
     """The op of the source that must have ended, and of the destination that reads, both of the same micro-batch."""
     tensors: tuple[str, ...]
     is_gradient: bool
     microbatches: tuple[int, ...]
-    """Samples of each micro-batch of the pipeline."""
+    """The number of samples of each micro-batch of the pipeline."""
     numbers: range
-    """The micro-batches of which it flows: all, or of a probe those that it runs."""
+    """The micro-batches of which tensors flow: all, or for a probe the ones that it runs."""
     samples: Mapping[int, Range]
-    """Samples of a micro-batch -> the part of them that flows; never empty."""
+    """Size of a micro-batch in samples -> the range of its samples that flow; never empty."""
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """(number, samples) of each micro-batch that flows."""
+        """(number, number of samples) of each micro-batch of which tensors flow."""
         return ((number, self.microbatches[number]) for number in self.numbers)
 
 
 def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
     """The feeds of all trained pipelines, one tuple for each edge between trained stages.
 
-    A tuple has the feed of the activations and, if gradients return, one of them. It is empty where the shares of the
-    two stages have no samples in common.
+    A tuple has the feed of the activations and, if gradients return, the feed of the gradients. It is empty where the
+    shares of the two stages have no samples in common.
     """
     frozen = _frozen_stages(schedule)
     for pipeline in schedule.placement.pipelines:
@@ -118,7 +122,7 @@ def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
 
 
 class _Fills:
-    """The fills of a stage, so that those with given samples are found without a look at all others."""
+    """The ENCODE actions of one encoder stage, which can be looked up by the samples that they encode."""
 
     def __init__(self, fills: Sequence[tuple[Action, Range]]) -> None:
         self._fills = fills
@@ -127,7 +131,7 @@ class _Fills:
         self._longest = max((len(samples) for _, samples in fills), default=0)
 
     def with_any(self, samples: Range) -> tuple[Action, ...]:
-        """The fills with any of the samples, in the order of their slots."""
+        """The ENCODE actions of the fills with any of these samples, in the order of their slots."""
         # A fill that starts there or earlier ends before the samples, as none is longer than the longest.
         first = bisect_right(self._starts, samples.start - self._longest)
         stop = bisect_left(self._starts, samples.stop)
@@ -138,7 +142,7 @@ class _Fills:
 def flows(schedule: Schedule) -> tuple[Flow, ...]:
     """Every flow of the schedule: from trained stages, micro-batch by micro-batch, then from encoders.
 
-    Trusts the placement: `check` looks at it first.
+    The placement is not checked here; `timing.legal.check` does that.
     """
     found = [
         Flow(
@@ -171,7 +175,10 @@ def _rows(pipeline: Pipeline, stage: Stage) -> list[tuple[int, Range]]:
 
 
 def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge, whole: Mapping[int, Range]) -> Iterator[Feed]:
-    """`whole`: samples of a micro-batch -> all of them, which flow between stages that share it with no other."""
+    """The feeds over one edge: of activations, then of gradients if they return; none if the shares do not overlap.
+
+    `whole`: size of a micro-batch in samples -> the range of all its samples.
+    """
     here, there = (schedule.placement.stages[stage].share for stage in (edge.producer, edge.consumer))
     if not here.overlaps(there):
         return
@@ -202,9 +209,9 @@ def _frozen_flows(
     read: Sequence[tuple[int, Range]],
     fills: _Fills,
 ) -> Iterator[Flow]:
-    """The flows of one edge.
+    """The flows of frozen outputs over one edge from an encoder stage, micro-batch by micro-batch.
 
-    `read`: the consumer's micro-batches with their samples; `fills`: the producer's.
+    `read`: (micro-batch, samples) that the consumer reads, in order. `fills`: the actions of the encoder stage.
     """
     encoded = schedule.placement.rows(edge.producer, 0)
     is_ahead = schedule.placement.pipeline_of(edge.producer).is_ahead

@@ -18,12 +18,15 @@ from diffusionpipe.ir.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSchedule:
-    """The schedule of one copy's step, with the places of its first message and its first fill in the table."""
+    """The schedule that one copy of the pipeline ran, with the places of its messages and fills in the table of all."""
 
     ranks: tuple[int, ...]
+    """The ranks of the copy, in the order of its workers."""
     schedule: Schedule
     message: int
+    """The index of its first message in the table."""
     fill: int
+    """The index of its first fill in the table."""
 
 
 def own_schedules(timeline: Timeline, schedule: Schedule) -> Iterator[OwnSchedule]:
@@ -37,7 +40,7 @@ def own_schedules(timeline: Timeline, schedule: Schedule) -> Iterator[OwnSchedul
 
 
 def in_one_table(timeline: Timeline, schedule: Schedule) -> tuple[Timeline, Schedule]:
-    """The timeline, whose actions name places in the table, and the plan's schedule with the table.
+    """(the timeline, whose slots now count in one table, the plan's schedule with all messages and fills as the table).
 
     Both are unchanged where all copies ran the plan's schedule.
     """

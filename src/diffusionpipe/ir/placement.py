@@ -129,6 +129,7 @@ class Pipeline:
     """Stages in forward order, the micro-batches that pass through them, and the ops that each stage does for each."""
 
     stages: tuple[int, ...]
+    """The stages in forward order, as indices into `Placement.stages`."""
     microbatches: tuple[int, ...]
     """Samples of each micro-batch; a micro-batch's id is its index."""
     ops: frozenset[Op]
@@ -161,7 +162,7 @@ class Pipeline:
 
     @property
     def num_samples(self) -> int:
-        """The samples of all its micro-batches together."""
+        """The number of samples of all its micro-batches together."""
         return sum(self.microbatches)
 
     def rows(self, microbatch: int) -> Range:

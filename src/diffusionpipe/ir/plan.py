@@ -29,7 +29,9 @@ class Mesh:
     """
 
     data_parallel: int = 1
+    """The number of data-parallel groups: copies of the whole pipeline."""
     pipeline: int = 1
+    """The number of workers of each group."""
     shard: int = 1
     """The number of data-parallel groups that hold each block's parameters, gradients and optimizer state once among
     them, in parts: 1, every group holds them whole, or `data_parallel`."""
@@ -116,7 +118,7 @@ class Plan:
     validate: Schedule
     """The same batch forward only, up to the loss."""
     sample: tuple[Schedule, ...]
-    """For each backbone its denoiser alone, forward only, for drawing samples."""
+    """The schedule of each backbone for drawing samples: its denoiser alone, forward only."""
     checkpointed: tuple[str, ...] = ()
     """Layers whose activations are recomputed in the backward."""
     encoders: str = "device"

@@ -17,7 +17,7 @@ class LayerTime:
     samples: int
     seconds: Seconds
     keeps: bool = True
-    """Whether it kept what a backward needs; False in a probe, and in the frozen part."""
+    """Whether the forward kept the tensors that a backward needs; False in a probe, and in the frozen part."""
 
 
 def medians_of(times: Iterable[LayerTime]) -> tuple[LayerTime, ...]:
@@ -33,11 +33,11 @@ class Recorded:
     """The median times over some steps of a run: of actions, ranks, iterations and layers."""
 
     steps: tuple[int, int]
-    """The first and the last of them, counted from 1."""
+    """The first and the last of the recorded steps, counted from 1."""
     timeline: Timeline
-    """When every action started, and how long it took. Its workers are ranks; the clock is one for all."""
+    """The start of every action and its duration. Its workers are ranks; the clock is the same for all."""
     ends: tuple[Seconds, ...]
-    """The end of each rank's iteration, by rank, in seconds; it waits for gradient sums too."""
+    """The end of each rank's iteration, sums of gradients included, by rank, in seconds."""
     iteration: Seconds
     """The time from the common start to the last end of all ranks, in seconds."""
     step: Seconds
@@ -47,6 +47,6 @@ class Recorded:
     others: float | None = None
     """The part of the cores that other programs used meanwhile; None where that is unknown."""
     num_disturbed: int = 0
-    """Steps that do not count, because other programs used cores that the ranks needed."""
+    """The number of steps that do not count, because other programs used cores that the ranks needed."""
     loading: tuple[Seconds, ...] = ()
     """The processor time of each rank's data workers for a step, by rank, in seconds; () where that is unknown."""

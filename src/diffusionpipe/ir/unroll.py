@@ -36,7 +36,7 @@ from diffusionpipe.ir.schedule import Fill, Message, Schedule
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """How a window's stages, micro-batches and samples count on from batch to batch."""
+    """The numbers in an unrolled schedule of a window's stages, micro-batches and samples, batch by batch."""
 
     window: Schedule
     first: int
@@ -44,36 +44,42 @@ class _Numbers:
 
     @property
     def num_encoders(self) -> int:
-        """The encoder stages of a batch."""
+        """The number of encoder stages that each batch has."""
         return len(self.window.placement.stages) - self.first
 
     def stage(self, stage: int, batch: int) -> int:
-        """The stage of a batch."""
+        """The unrolled schedule's stage for the window's stage and a batch; only encoder stages differ by batch."""
         return stage + batch * self.num_encoders if stage >= self.first else stage
 
     def microbatch(self, stage: int, microbatch: int, batch: int) -> int:
-        """The micro-batch of a batch, in the stage's pipeline; the frozen part has one for each batch."""
+        """The number of a batch's micro-batch in the unrolled pipeline of the stage.
+
+        The number of an encoder stage's micro-batch stays, as the frozen part has a pipeline for each batch.
+        """
         if stage >= self.first:
             return microbatch
         return microbatch + batch * self.count(stage)
 
     def samples(self, batch: int) -> int:
-        """The samples of the batches before."""
+        """The number of samples of all batches before this one."""
         return batch * self.window.placement.num_samples
 
     def count(self, stage: int) -> int:
-        """The micro-batches of a batch in the stage's pipeline."""
+        """The number of micro-batches that one batch has in the stage's pipeline."""
         return len(self.window.placement.pipeline_of(stage).microbatches)
 
     def origin(self, stage: int) -> tuple[int, int]:
-        """The batch of an encoder stage of the unrolled schedule, 0 for all others, and the window's stage for it."""
+        """(batch, the window's stage) of a stage of the unrolled schedule; the batch of a trained stage is 0."""
         if stage < self.first:
             return 0, stage
         batch, number = divmod(stage - self.first, self.num_encoders)
         return batch, self.first + number
 
     def pipelines(self, pipeline: Pipeline, batches: int) -> Iterator[Pipeline]:
-        """One with the micro-batches of all batches, or of the frozen part one for each batch [3]."""
+        """The pipelines that one of the window's becomes in the unrolled schedule.
+
+        A trained one becomes one with the micro-batches of all batches, a frozen one becomes one for each batch [3].
+        """
         if Op.ENCODE not in pipeline.ops:
             frozen = [edge for edge in pipeline.edges if edge.producer >= self.first]
             later = (self._edge(edge, batch) for batch in range(1, batches) for edge in frozen)
@@ -87,7 +93,7 @@ class _Numbers:
         return replace(edge, producer=self.stage(edge.producer, batch))
 
     def message(self, message: Message, batch: int) -> Message:
-        """The message of a batch."""
+        """The unrolled schedule's message of this batch for one of the window's."""
         is_frozen = message.source >= self.first
         return replace(
             message,
@@ -97,11 +103,11 @@ class _Numbers:
         )
 
     def fill(self, fill: Fill, batch: int) -> Fill:
-        """The fill of a batch."""
+        """The unrolled schedule's fill of this batch for one of the window's."""
         return replace(fill, stage=self.stage(fill.stage, batch), samples=fill.samples.shifted(self.samples(batch)))
 
     def action(self, action: Action, batch: int) -> Action:
-        """The action of a batch, as one of an unrolled schedule."""
+        """The unrolled schedule's action of this batch for one of the window's."""
         window, slot, microbatch = self.window, action.slot, action.microbatch
         source = action.stage
         # A message counts micro-batches in the pipeline of its sender, of which a RECV's own stage says nothing.
@@ -147,7 +153,7 @@ def unroll(window: Schedule, batches: int) -> Schedule:
 
 
 def occurrences(window: Schedule, worker: int, batches: int) -> Iterator[tuple[int, int, Action]]:
-    """(window, place in the window's order, action) of each action of a worker in `unroll(window, batches)`, in order.
+    """(window's number, place in its order, action) of each action of a worker in `unroll(window, batches)`, in order.
 
     Windows before the first batch have negative numbers.
     """
@@ -206,7 +212,10 @@ def _plain(numbers: _Numbers, message: Message) -> tuple[int, Message]:
 
 
 def _window_of(order: tuple[Action, ...], number: int, batches: int) -> tuple[Action, ...]:
-    """A worker's actions from its first compute after the batch before to its first after this batch, its STEPs last.
+    """The actions of a worker's unrolled order that form the window of batch `number`, with its STEPs last.
+
+    They begin with the first compute after the update of the batch before, and end before the first compute after the
+    update of this batch.
 
     The message of the last gradient comes before the update.
     """

@@ -9,7 +9,7 @@ def check_plan(model: Model, plan: Plan) -> None:
     """Check that the plan is for the model's layers and that the library can run it.
 
     Raises:
-        ConfigError: it is for other layers, or trains without a flush.
+        ConfigError: the plan is for other layers, or trains without a flush.
     """
     own = [layer.name for layer in model.graph.layers]
     planned = [name for block in plan.blocks for name in block]

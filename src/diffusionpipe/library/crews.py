@@ -40,11 +40,11 @@ class Crew(Protocol):
         ...
 
     def here(self, name: str, *arguments: Any) -> list[Any]:
-        """Call the method of that name on every rank of the run; returns the results of this process's ranks."""
+        """Call the method `name` of `Rank` on every rank of the run; returns the results of this process's ranks."""
         ...
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """Call the method of that name on every rank of the run; returns the results of all, in the order of ranks."""
+        """Call the method `name` of `Rank` on every rank of the run; returns all results, in the order of ranks."""
         ...
 
     def close(self, error: BaseException | None = None) -> None:
@@ -67,7 +67,7 @@ class Threads:
         self._ranks = self._threads.run(build)
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """Call the method of that name on every rank; the results of all ranks, in their order; see `Crew`."""
+        """Call the method `name` of `Rank` on every rank; returns all results, in the order of ranks; see `Crew`."""
         return self._threads.run(lambda rank, _: getattr(self._ranks[rank], name)(*arguments))
 
     here = everywhere
@@ -97,15 +97,15 @@ class TorchrunRank:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process prints; see `Crew`."""
+        """Whether this process prints for all ranks, which is so on rank 0; see `Crew`."""
         return self._job.membership.rank == 0
 
     def here(self, name: str, *arguments: Any) -> list[Any]:
-        """Call the method of that name on every rank; the results of this process's ranks; see `Crew`."""
+        """Call the method `name` of `Rank` on this process's rank; returns a list of its result alone; see `Crew`."""
         return [getattr(self._rank, name)(*arguments)]
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """Call the method of that name on every rank; the results of all ranks, in their order; see `Crew`."""
+        """Call the method `name` of `Rank` on every rank; returns all results, in the order of ranks; see `Crew`."""
         (own,) = self.here(name, *arguments)
         if isinstance(own, dict):
             return tensors_of_all(own, self._job.membership)
@@ -137,7 +137,7 @@ class Processes:
             raise
 
     def everywhere(self, name: str, *arguments: Any) -> list[Any]:
-        """Call the method of that name on every rank; the results of all ranks, in their order; see `Crew`."""
+        """Call the method `name` of `Rank` on every rank; returns all results, in the order of ranks; see `Crew`."""
         results = self._ranks.run(_call, name, packed(arguments))
         return [unpacked(result) for result in results]
 
@@ -149,7 +149,7 @@ class Processes:
 
 
 def tensors_of_all(own: dict[str, Tensor], member: Membership) -> list[dict[str, Tensor]]:
-    """Each rank's tensors by name, in the order of ranks, on the CPU; every rank calls it with its own."""
+    """Each rank's dictionary, name -> CPU tensor, in the order of ranks; every rank calls it with its own."""
     mine: Json = [[name, list(one.shape), dtype_name(one.dtype)] for name, one in own.items()]
     kinds = gather(mine, PLAIN)
     found: list[dict[str, Tensor]] = []
@@ -165,7 +165,11 @@ def tensors_of_all(own: dict[str, Tensor], member: Membership) -> list[dict[str,
 
 
 def _specs(kind: Any) -> Iterator[tuple[str, list[int], str]]:
-    """Names, shapes and dtypes that a rank has sent."""
+    """(name, shape, dtype) of each tensor that a rank will send, from the JSON list that it has sent before.
+
+    Raises:
+        ConfigError: a dtype is not known here.
+    """
     for name, shape, dtype in kind:
         if dtype not in BYTES_OF_DTYPE:
             raise ConfigError(f"a rank has sent a tensor of the type {dtype!r}; start all ranks with the same version")
@@ -173,11 +177,11 @@ def _specs(kind: Any) -> Iterator[tuple[str, list[int], str]]:
 
 
 _JOINED = count()
-"""Runs that this process has joined: torchrun's store keeps what an earlier one has said."""
+"""The next number for a run of this process: torchrun's store still has the entries of earlier runs."""
 _LATER = 10_000
-"""Attempts of a job that torchrun could restart; a later run of the process counts on from there."""
+"""The distance of the attempt numbers of two runs of a process, more than torchrun's restarts of a job."""
 _OWN: dict[str, Rank] = {}
-"""The rank that this process is, if another one has started it; a call of `LocalRanks` can hand nothing to the next."""
+"""The `Rank` of a process that another one has started, under the key "rank"; calls of `LocalRanks` share it."""
 
 
 def _rank_of(job: Job, model: Model, plan: Plan, precision: str) -> Rank:
@@ -195,7 +199,11 @@ def _rank_of(job: Job, model: Model, plan: Plan, precision: str) -> Rank:
 
 
 def _build(job: Job, module: str, name: str, plan_text: str, precision: str | None) -> None:
-    """Make the rank that this process is."""
+    """Make the `Rank` of this process and put it into `_OWN`; the function `name` of `module` returns the model.
+
+    Raises:
+        ConfigError: the function returns something else, or the plan is for another model.
+    """
     build = getattr(importlib.import_module(module), name)
     model, plan = build(), plan_from_text(plan_text)
     if not isinstance(model, Model):
@@ -210,7 +218,7 @@ def _call(job: Job, name: str, arguments: Any) -> Any:
 
 
 def packed(value: Any) -> Any:
-    """The value with the bytes of each tensor in place of it, so that it can be pickled without shared memory.
+    """The value with each tensor replaced by its bytes, so that it can be pickled without shared memory.
 
     Tensors in dictionaries and tuples are found.
     """
@@ -223,7 +231,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value from which `packed` made this one, with its tensors."""
+    """The value that `packed` was called with, from its result: bytes of tensors become tensors again."""
     if isinstance(value, _Bytes):
         return load(value)[""]
     if isinstance(value, dict):
@@ -232,11 +240,11 @@ def unpacked(value: Any) -> Any:
 
 
 class _Bytes(bytes):
-    """A tensor on its way."""
+    """The bytes of a tensor in the format of safetensors, as `packed` makes them."""
 
 
 def digest_of(model: Model) -> str:
-    """A hash of the model's parameters and buffers, equal where all their bytes are."""
+    """A hash of the model's parameters and buffers, 12 hexadecimal digits; equal for models with equal bytes."""
     return _digest(*(tensor.detach().cpu().contiguous().view(torch.uint8).numpy() for tensor in _flat(model)))
 
 

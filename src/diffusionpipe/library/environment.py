@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 
 def place_in_job() -> "Membership | None":
-    """The rank of this process and its job, by torchrun's variables; None if torchrun did not start it.
+    """The rank of this process and the size of its job, by torchrun's variables; None if torchrun did not start it.
 
     Raises:
-        ConfigError: some of its variables are missing.
+        ConfigError: some of torchrun's variables are missing.
     """
     from diffusionpipe.runtime.job.membership import membership
 

@@ -14,19 +14,25 @@ class NamedLayer:
     """A module, or a loss, with the names of the tensors that it reads and writes."""
 
     module: nn.Module | Callable[..., Any]
+    """The module, or the function that computes a loss."""
     reads: tuple[str, ...]
     """The names of the tensors that the layer reads; () for the tensors that the layer before it wrote."""
     writes: tuple[str, ...]
-    """() for names that nobody else uses."""
+    """The names of the tensors that the layer writes; () for names that no other layer uses."""
 
 
 def layer(
     module: nn.Module | Callable[..., Any], *, reads: str | Sequence[str] = (), writes: str | Sequence[str] = ()
 ) -> NamedLayer:
-    """The module as a layer that reads and writes tensors by name, in the order of its arguments and results.
+    """The module as a layer for `dp.pipeline` that reads and writes tensors by name.
+
+    Args:
+        module: the module, or the loss.
+        reads: the names of its arguments, in order; () for the tensors that the layer before it writes.
+        writes: the names of its results, in order; () for names that no other layer uses.
 
     Raises:
-        ModelError: a name is empty or no text, or is among `writes` twice.
+        ModelError: a name is empty or not a text, or is among `writes` twice.
     """
     given = {"reads": _names(reads), "writes": _names(writes)}
     for key, names in given.items():

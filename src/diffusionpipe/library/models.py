@@ -28,9 +28,9 @@ COMPONENT = "model"
 LOSS = "loss"
 TARGET = "target"
 _MOST_RUN = 2**26
-"""Parameters up to which the layers run once on a sample of the example."""
+"""The largest number of parameters and buffer values with which the layers run on a sample of the example."""
 _BATCHES = (2, 3)
-"""Two numbers of samples tell a dimension that grows with the batch from one that does not."""
+"""The numbers of samples of two runs, which show the dimensions that grow with the batch."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Model:
     """The layers, modules and loss of a model, made by `pipeline`; a plan that runs it never changes its weights."""
 
     graph: LayerGraph
+    """The layers in order, the loss last, with the components that hold their modules."""
     module: nn.Module
-    """A module that holds all others; its names are the names of parameters and states."""
+    """The module that holds all modules of layers; the names of parameters and of `state_dict` are its own."""
 
     @cached_property
     def description(self) -> ModelGraph:
@@ -48,7 +49,7 @@ class Model:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the tensors in a batch, in order, the target last."""
+        """The names of the tensors of a batch, in order, the target last."""
         return tuple(spec.name for spec in self.graph.inputs)
 
     @property
@@ -57,7 +58,7 @@ class Model:
         return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters by name; one that is used under several names has the first of them."""
+        """(name, parameter) of all parameters; one that is used under several names has the first of them."""
         return self.module.named_parameters()
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -65,14 +66,14 @@ class Model:
         return self.module.parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Name -> parameter or buffer, as torch's `Module.state_dict`."""
+        """Name -> parameter or buffer, the same as torch's `Module.state_dict`."""
         return self.module.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy parameters and buffers into the model, such as `run.state_dict()` returns them.
+        """Copy parameters and buffers by name into the model, for example the result of `run.state_dict()`.
 
         Raises:
-            RuntimeError: names or shapes are others.
+            RuntimeError: names or shapes differ from the model's own.
         """
         self.module.load_state_dict(state)
 
@@ -113,15 +114,15 @@ class Model:
 
 
 def pipeline(layers: Layers, *, loss: Callable[..., Tensor] | NamedLayer, example: Example) -> Model:
-    """The layers and the loss as a model that plans can be made for.
+    """A model of these layers and this loss, for which plans can be made.
 
     Args:
         layers: modules in the order in which they run, each as it is or with names (`dp.layer`); or an nn.Sequential or
             nn.ModuleList of them; or another module, which is traced and cut at its blocks. A module is called with the
             tensors that it reads, and returns a tensor or a tuple of tensors, whose dimension 0 is the batch. Without
-            names it reads what the layer before it wrote, the first one all inputs.
-        loss: called with what the last layer wrote and the target, or with what `dp.layer` names; returns one value a
-            sample, shape (B,).
+            names it reads the tensors that the layer before it wrote, the first one all inputs.
+        loss: called with the tensors that the last layer wrote and the target, or with the tensors that `dp.layer`
+            names; returns one value a sample, shape (B,).
         example: tensors of a batch of any size, the target last. They are called "input" (or "input0", "input1", ...)
             and "target", or as the keys of a dictionary say. Only shapes and dtypes count.
 
@@ -141,7 +142,7 @@ def pipeline(layers: Layers, *, loss: Callable[..., Tensor] | NamedLayer, exampl
 
 
 def _specs(example: Example) -> tuple[TensorSpec, ...]:
-    """The raw inputs, the target last.
+    """Name, shape of a sample and dtype of each tensor of the example, the target last.
 
     Raises:
         ModelError: the example is not a batch.
@@ -166,7 +167,7 @@ def _specs(example: Example) -> tuple[TensorSpec, ...]:
 
 
 def _listed(layers: Layers, loss: Callable[..., Tensor] | NamedLayer, specs: Sequence[TensorSpec]) -> _Made:
-    """The graph of modules that run one after the other."""
+    """(layer graph, module that holds all others) of modules that run one after the other, with the loss last."""
     given = dict(layers.named_children()) if isinstance(layers, nn.Module) else _numbered(layers)
     if isinstance(layers, nn.Sequential):  # a module may stand there twice, under two names
         given = dict(layers._modules.items())
@@ -191,7 +192,13 @@ def _numbered(layers: Sequence[nn.Module | NamedLayer]) -> dict[str, nn.Module |
 
 
 def _layers(parts: Mapping[str, NamedLayer], container: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[Layer]:
-    """The layers with the names of all tensors, found by running them on tensors without memory."""
+    """A `Layer` for each part, in order, with the tensors that it reads and writes, found in runs on fake tensors.
+
+    `container`: the module that holds the parts' modules under the keys of `parts`. `specs`: the raw inputs.
+
+    Raises:
+        ModelError: a part cannot run, or its names do not fit the other parts.
+    """
     before = tuple(spec.name for spec in specs[:-1])
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_tensors(container, mode), mode, torch.no_grad():
@@ -236,11 +243,11 @@ def _zeros(spec: TensorSpec) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The tensors that a layer reads."""
+    """The tensors that a layer reads, by name; as a text, it lists them for an error."""
 
     tensors: Mapping[str, Tensor]
     writer: Mapping[str, str]
-    """Tensor -> the layer that writes it; "" for an input."""
+    """Name of a tensor -> name of the layer that writes it; "" for an input."""
 
     def __str__(self) -> str:
         return ", ".join(
@@ -251,11 +258,15 @@ class _Reads:
 
 
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError, KeyError)
-"""The errors that a module raises that is called with unfit arguments."""
+"""The errors that modules raise when they are called with unfit arguments."""
 
 
 def _call(name: str, module: Callable[..., Any], reads: _Reads) -> tuple[Tensor, ...]:
-    """The tensors that a layer returns, as a tuple."""
+    """The tensors that the layer called `name` returns for these arguments, as a tuple.
+
+    Raises:
+        ModelError: it cannot run on them, or returns other things than tensors.
+    """
     try:
         with _quiet():
             result = module(*reads.tensors.values())
@@ -279,7 +290,7 @@ def _cannot_run(name: str, reads: _Reads, error: Exception) -> ModelError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps torch from logging the traceback of an operation whose shapes do not fit; we name the layer."""
+    """Within the block, torch does not log the traceback of an operation whose shapes do not fit."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -296,7 +307,7 @@ def _run_child(key: str, container: nn.Module, *tensors: Tensor) -> tuple[Tensor
 
 
 def _traced(module: nn.Module, loss: Callable[..., Tensor] | NamedLayer, specs: Sequence[TensorSpec]) -> _Made:
-    """The graph of a module with a forward of its own, cut at its blocks."""
+    """(layer graph, the module) of a module with a forward of its own, cut at its blocks, with the loss last."""
     inputs = {
         spec.name: torch.zeros((2, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta") for spec in specs[:-1]
     }
@@ -374,7 +385,11 @@ def _check_run(graph: LayerGraph, specs: Sequence[TensorSpec], example: Sequence
 
 
 def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> None:
-    """Run all layers on these inputs of `batch` samples."""
+    """Run all layers on inputs of `batch` samples by name, and add the tensors that they write to `tensors`.
+
+    Raises:
+        ModelError: a layer cannot run, or the loss does not give one value a sample.
+    """
     writer = dict.fromkeys(tensors, "")
     for layer in graph.layers:
         is_loss = layer is graph.layers[-1]
@@ -397,7 +412,7 @@ def _run_all(graph: LayerGraph, tensors: dict[str, Tensor], batch: int) -> None:
 
 
 def public(name: str) -> str:
-    """The name of a parameter without the component in front of it."""
+    """A parameter's canonical name without the component, as `Model.named_parameters` has it."""
     return name.removeprefix(f"{COMPONENT}.")
 
 

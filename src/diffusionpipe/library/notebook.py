@@ -30,6 +30,7 @@ class TextTable(str):
     """A table as a text; a notebook shows it as an HTML table."""
 
     cells: tuple[tuple[str, ...], ...]
+    """The cells, row by row; the first row has the names of the columns."""
 
     def _repr_html_(self) -> str:
         head, *rows = self.cells
@@ -39,14 +40,14 @@ class TextTable(str):
 
 
 def table(text: str, cells: Sequence[Sequence[str]]) -> TextTable:
-    """A table with this text, and with these cells for a notebook; the first row has the heads."""
+    """A table that prints as `text`; a notebook shows `cells`, rows of which the first has the columns' names."""
     made = TextTable(text)
     made.cells = tuple(tuple(row) for row in cells)
     return made
 
 
 def frame(page: str, name: str) -> str:
-    """HTML of a frame that shows a page in the cell of a notebook; `name`: its title."""
+    """The HTML of a frame that shows a page in a notebook's cell. `page`: its HTML. `name`: the frame's title."""
     return (
         f'<iframe sandbox="allow-scripts" title="{escape(name, quote=True)}" width="100%" height="{HEIGHT}" '
         f'style="border:0" srcdoc="{escape(page, quote=True)}"></iframe>'
@@ -54,7 +55,10 @@ def frame(page: str, name: str) -> str:
 
 
 def shown_plan(plan: Plan, predicted: Spans, rows: Sequence[Row], why: str) -> str:
-    """HTML of a plan, its predicted timeline and the other layouts, for a notebook; `why`: the reason for the plan."""
+    """The HTML that shows a plan, its predicted timeline and the other layouts in a notebook's cell.
+
+    `rows`: the compared layouts. `why`: the reason for the plan.
+    """
     from diffusionpipe.workflows.planning.alternatives_file import alternatives_of_rows
     from diffusionpipe.workflows.report.plan import layouts_of
 
@@ -64,9 +68,9 @@ def shown_plan(plan: Plan, predicted: Spans, rows: Sequence[Row], why: str) -> s
 
 
 def shown_run(plan: Plan, measured: Spans | str, metrics: Metrics) -> str:
-    """HTML of a run's numbers by step and its last measured step, for a notebook.
+    """The HTML that shows a run's loss and time of each step, and its last measured step, in a notebook's cell.
 
-    `measured`: the timeline, or a text why there is none.
+    `measured`: the timeline of that step, or a text that says why there is none.
     """
     predicted = "a run does not keep the prediction; the plan has it"
     layouts = absent("a run does not keep the layouts beside its own; the plan has them")

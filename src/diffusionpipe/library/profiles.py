@@ -33,8 +33,9 @@ def profile(
         model: from `dp.pipeline`.
         device: where the layers are measured, "cpu" or "cuda".
         analytic: in place of measuring, the name of a known device for which they are computed, such as "a100-80".
-        precision: "float32", "float64" or "bfloat16" (autocast); None: the dtype of the parameters.
-        batch_sizes: samples of the micro-batches that are measured.
+        precision: the dtype in which layers compute, "float32", "float64" or "bfloat16" (autocast); None: the dtype of
+            the parameters.
+        batch_sizes: the numbers of samples in a micro-batch for which layers are measured or computed.
         out: a file that the profile is written to, which `dp.plan` and `diffusionpipe plan` read; None for no file.
 
     Raises:
@@ -59,7 +60,9 @@ def precision_of(model: Model) -> str:
 
 
 def description_for(model: Model, precision: str, device: str = "cpu") -> ModelGraph:
-    """The model's layers and tensors as plain data, in the dtypes that they have in this precision.
+    """The model's layers and tensors as plain data, in the dtypes that they have when layers compute in `precision`.
+
+    `device`: "cpu" or "cuda", on which dtypes under autocast depend.
 
     Raises:
         ConfigError: the precision is not known, or does not suit the dtype of the parameters.

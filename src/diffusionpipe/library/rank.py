@@ -29,7 +29,10 @@ from diffusionpipe.trainer.optim.gradient_norm import clip_factor, scale
 
 
 class Rank:
-    """One rank of a run. Mutable: its own copy of the layers that it holds is trained."""
+    """One rank of a run: it runs its part of a plan and trains its own copy of the layers that it holds. Mutable.
+
+    A parameter "counts" on one of the ranks that hold it, which alone gives its gradient, value and state.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Rank:
     # The samples of a batch.
 
     def rows(self) -> range:
-        """The numbers of the batch's samples that this rank reads in a step; an empty range if it reads none."""
+        """The positions in the batch of the samples that this rank reads in a step; an empty range if it reads none."""
         rows = self._worker.encoded
         if rows is None:
             return range(0)
@@ -72,7 +75,7 @@ class Rank:
         return range(offset + rows.start, offset + rows.stop)
 
     def _offset(self, executor: Executor) -> int:
-        """The first sample of this rank's copy of the pipeline."""
+        """The position in the batch of the first sample for this rank's copy of the pipeline."""
         return self._worker.place.group * executor.schedule.placement.num_samples
 
     def _feed(self, executor: Executor, batch: Mapping[str, Tensor]) -> None:
@@ -85,7 +88,10 @@ class Rank:
     # Work.
 
     def step(self, batch: Mapping[str, Tensor]) -> float:
-        """Compute a batch's gradients and, with an optimizer, step; returns the mean loss, the same on all ranks."""
+        """Compute a batch's gradients and, with an optimizer, update; returns the mean loss, the same on all ranks.
+
+        `batch`: the raw inputs by name, of all samples; this rank reads only its `rows`.
+        """
         worker = self._worker
         is_ahead = worker.prologue is not None
         self._update = ()
@@ -110,7 +116,7 @@ class Rank:
         return float(losses.sum() / len(losses))
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> float:
-        """The mean loss of any number of samples, without gradients, the same on all ranks."""
+        """The mean loss of any number of samples, computed without gradients, the same on all ranks."""
         self._worker.bring_weights()
         executor = self._worker.validate
         size = executor.schedule.placement.num_samples * self._plan.mesh.data_parallel
@@ -140,7 +146,7 @@ class Rank:
         return torch.cat(found)
 
     def _put(self, executor: Executor, batch: Mapping[str, Tensor]) -> None:
-        """Give the first stages the tensors that they read from outside: raw inputs, and outputs of frozen layers."""
+        """Write raw inputs and outputs of frozen layers into the executor's row store, from which stages read them."""
         store = executor.store
         wanted = list(store)
         # The last block of a plan is the frozen part.
@@ -164,9 +170,10 @@ class Rank:
         dtype: torch.dtype,
         shape: tuple[int, ...] = (),
     ) -> Tensor:
-        """A tensor of all samples of a batch, the same bits on all ranks: (size, ...).
+        """The output tensor `name` of all `size` samples, on the CPU, the same bits on all ranks: (size, *shape).
 
-        Each sample is computed by one rank, so the sum over all ranks adds zeros to it.
+        `offset`: the position of the first sample of this rank's copy. Each sample is computed by one rank, so the sum
+        over all ranks adds zeros to it.
         """
         whole = torch.zeros((size, *shape), dtype=dtype, device=self._device)
         for output in outputs:
@@ -178,7 +185,7 @@ class Rank:
         return whole.cpu()
 
     def _from_each(self, number: Tensor) -> Tensor:
-        """A number of each rank, in their order."""
+        """The `number` of each rank, in the order of ranks, float64 (ranks,); all ranks call it."""
         numbers = torch.zeros(len(self._everyone), dtype=torch.float64, device=self._device)
         numbers[self._rank] = number
         if len(self._everyone) > 1:
@@ -198,24 +205,22 @@ class Rank:
     def set_optimizer(
         self, cls: type[torch.optim.Optimizer], clip_norm: float | None, options: Mapping[str, Any]
     ) -> None:
-        """Let `step` end with an optimizer's step of the parameters that this rank holds.
+        """Make the optimizer of the parameters that this rank holds, with whose update each `step` then ends.
 
-        `cls`, `options`: the class and its arguments. `clip_norm`: the largest norm of all gradients; None: any.
+        `cls`, `options`: the class and its arguments. `clip_norm`: the norm of all gradients of the model to which
+        longer ones are shortened; None: no limit.
         """
         parameters = [p for p in self._worker.parameters.values() if p.requires_grad]
         self._optimizer = cls(parameters, **options) if parameters else None
         self._has_optimizer, self._clip_norm = True, clip_norm
 
     def set_options(self, options: Mapping[str, Any]) -> None:
-        """Change options of the optimizer, such as its learning rate."""
+        """Change options of this rank's optimizer, such as the learning rate; without an optimizer it does nothing."""
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
             group.update(options)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Name -> gradient of the last step, on the CPU, of the parameters that count on this rank.
-
-        Every parameter counts on one rank.
-        """
+        """Name -> CPU copy of the last gradient, of the parameters that count on this rank; each counts on one."""
         return {
             public(name): parameter.grad.detach().cpu().clone()
             for name, parameter in self._worker.parameters.items()
@@ -223,7 +228,7 @@ class Rank:
         }
 
     def parameters(self) -> dict[str, Tensor]:
-        """Name -> trained parameter, on the CPU, of those that count on this rank; each counts on one."""
+        """Name -> CPU copy, of the trained parameters that count on this rank; each counts on one."""
         return {
             public(name): parameter.detach().cpu().clone()
             for name, parameter in self._worker.parameters.items()
@@ -243,7 +248,7 @@ class Rank:
     # Saves.
 
     def save(self, folder: Path) -> None:
-        """Write the parameters and optimizer states that count on this rank into the folder of a save, which exists."""
+        """Write the parameters that count on this rank, with optimizer states, into the existing folder of a save."""
         states: dict[str, OptimizerState] = {}
         if self._optimizer is not None:
             of_parameter = self._optimizer.state
@@ -255,7 +260,7 @@ class Rank:
         write_part(folder, self._rank, RankTensors(self.parameters(), states))
 
     def load(self, folder: Path) -> None:
-        """Read this rank's parameters and the optimizer's states from the folder of a save, of any layout."""
+        """Set this rank's parameters and optimizer states to the values in the folder of a save, of any layout."""
         own = {public(name): parameter for name, parameter in self._worker.parameters.items()}
         part = read_save(folder, own)
         with torch.no_grad():
@@ -271,16 +276,16 @@ class Rank:
                 }
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have called it."""
         self._from_each(torch.zeros(()))
 
     def agreed(self, number: float) -> float:
-        """The `number` of rank 0, on every rank; all call it."""
+        """The `number` that rank 0 was called with, on every rank; all ranks call it."""
         return float(self._from_each(torch.tensor(float(number), dtype=torch.float64))[0])
 
 
 def _placed(value: Any, parameter: Tensor) -> Any:
-    """A value of an optimizer's state where that keeps it: beside the parameter, but for the count of steps."""
+    """A value of an optimizer's state on the parameter's device; numbers, such as the count of steps, as they are."""
     if isinstance(value, Tensor) and value.ndim:
         return value.to(parameter.device)
     return value
@@ -289,8 +294,8 @@ def _placed(value: Any, parameter: Tensor) -> Any:
 def own_copy(graph: LayerGraph, held: Collection[str], device: torch.device, *, is_sharded: bool) -> LayerGraph:
     """A copy of the graph with its own modules on the device, for a rank that holds the layers `held`.
 
-    Trained parameters of other layers stay the model's, so that ranks in threads hold each part once more and not all
-    of it. Sharding takes weights away from modules, so there all are copied.
+    Trained parameters of other layers are the model's own, so that the ranks in threads together hold one copy more of
+    each part. With `is_sharded` all are copied, because sharding takes weights away from modules.
     """
     others = {layer.name for layer in graph.layers} - set(held) if not is_sharded else set()
     mine = {id(parameter) for parameter in layer_parameters(graph, held).values()}
@@ -312,7 +317,7 @@ def own_copy(graph: LayerGraph, held: Collection[str], device: torch.device, *, 
 
 
 def chunks(batch: Mapping[str, Tensor], size: int) -> list[tuple[dict[str, Tensor], int]]:
-    """(part, number of its samples that are the batch's) for each `size` samples of a batch.
+    """A batch in parts of `size` samples, each as (name -> tensor, number of its samples that are the batch's own).
 
     The last part is filled up with copies of its last sample.
     """

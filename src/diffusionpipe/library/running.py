@@ -35,7 +35,7 @@ _TIMELINE = "timeline.json"
 
 
 class Run:
-    """A plan that trains copies of a model's layers. Mutable: close it, or use it as a context manager.
+    """The ranks of a plan, started to train copies of a model's layers. Mutable: close it, or use it in a `with` block.
 
     Under torchrun each process has the run, calls the same methods in the same order, and holds one rank.
     """
@@ -46,7 +46,7 @@ class Run:
         self._kind = ""
         self._clip: float | None = None
         self._known: Spans | None = None
-        """The timeline of the save that it went on from, and after the end its last one."""
+        """The timeline of the save from which the run was resumed; after `close`, the timeline of the last step."""
         self._metrics, self._done = Metrics(), 0
         """Loss and time of each step, and the number of steps that are done."""
         # Processes must not outlive a program that does not close its run.
@@ -55,11 +55,11 @@ class Run:
     # Training.
 
     def optimizer(self, cls: type[torch.optim.Optimizer], *, clip_norm: float | None = None, **options: Any) -> None:
-        """Let `step` end with an optimizer's step; each rank steps the parameters that it holds.
+        """Make an optimizer, with whose update each `step` then ends; each rank updates the parameters that it holds.
 
         Args:
             cls: a class of torch.optim, or another one that treats each parameter by itself.
-            clip_norm: the largest norm of the gradients of the whole model; longer ones are shortened to it.
+            clip_norm: the norm to which longer gradients of the whole model are shortened; None: no limit.
             options: arguments of the class besides the parameters.
 
         Raises:
@@ -82,13 +82,19 @@ class Run:
         self._kind = cls.__name__
 
     def set(self, **options: Any) -> None:
-        """Change options of the optimizer from the next step on, such as lr."""
+        """Change options of the optimizer, such as lr, from the next step on.
+
+        Raises:
+            ConfigError: there is no optimizer.
+        """
         if not self._kind:
             raise ConfigError("there is no optimizer; call run.optimizer first")
         self._here("set_options", options)
 
     def step(self, *batch: Tensor) -> float:
-        """Forward, backward and, with an optimizer, its step; returns the mean loss of the batch before that.
+        """Train on a batch: forward, backward and, with an optimizer, its update; returns the mean loss of the forward.
+
+        `batch`: the tensors of the model's example, in its order, for as many samples as the plan's batch.
 
         Raises:
             ConfigError: the batch has another size than the plan, or other tensors than the model's example.
@@ -106,11 +112,11 @@ class Run:
         return found
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients of the last step, whole, by the names of `model.named_parameters()`; after clipping."""
+        """Name in `model.named_parameters()` -> whole gradient of the last step, after clipping, on the CPU."""
         return self._whole("gradients")
 
     def evaluate(self, *batch: Tensor) -> float:
-        """The mean loss of any number of samples, without gradients."""
+        """The mean loss of any number of samples, without gradients; `batch`: the tensors of the model's example."""
         found: float = self._here("evaluate", self._model.batch(batch))[0]
         return found
 
@@ -121,12 +127,12 @@ class Run:
 
     @property
     def rows(self) -> range:
-        """The samples of a batch that this process must give to `step`; the others may hold anything."""
+        """The positions in the batch of the samples that `step` reads in this process; others may hold any values."""
         found = self._here("rows")
         return found[0] if len(found) == 1 else range(self._plan.batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Name -> parameter or buffer by the names of the model's modules, on the CPU; trained ones as they are now."""
+        """Name in `model.state_dict()` -> CPU copy of each parameter, trained up to now, and of each buffer."""
         state = {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
         trained = self._whole("parameters")
         first = aliases(self._model)
@@ -135,11 +141,14 @@ class Run:
     # Saves.
 
     def save(self, folder: str | os.PathLike[str], step: int) -> None:
-        """Save all that a run needs to continue from here, under the number of steps that are done.
+        """Save parameters, optimizer states and the last timeline, so that a run can resume from here.
+
+        `step`: the number of steps that are done, which names the save. `folder`: the folder of all saves.
 
         A folder keeps the last two saves. With several processes it must be on a file system that all of them see.
 
         Raises:
+            ConfigError: `step` is not a number of steps.
             CheckpointError: the folder cannot be written.
         """
         place = Path(folder)
@@ -158,10 +167,10 @@ class Run:
         self._here("barrier")
 
     def resume(self, folder: str | os.PathLike[str]) -> int:
-        """Go on from the newest save of a folder, of any layout; returns its step, 0 where nothing was saved.
+        """Resume from the newest save in a folder, of any layout; returns its number of steps, 0 if there is no save.
 
         Raises:
-            CheckpointError: the save is damaged, of another model, or of another optimizer.
+            CheckpointError: the save is damaged, or belongs to another model or another optimizer.
         """
         found = saves(Path(folder))
         step = int(self._here("agreed", max(found, default=0))[0])
@@ -187,16 +196,16 @@ class Run:
     # What people see.
 
     def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
-        """Print the values on one process alone, however many processes run the program; `sep`, `end` as Python's."""
+        """Print the values as Python's `print` does, but only in one of the processes that run the program."""
         if self._crew.speaks:
             sys.stdout.write(sep.join(map(str, values)) + end)
             sys.stdout.flush()
 
     def timeline(self) -> Timeline:
-        """The measured timeline of the last step on all ranks.
+        """The measured timeline of the last step on all ranks; before the first step, the timeline of the resumed save.
 
         Raises:
-            ConfigError: there was no step yet.
+            ConfigError: there was no step yet, and no save with a timeline of as many ranks.
         """
         spans = (None if self._over else self._measured()) or self._known
         if spans is None or spans.num_workers != self._plan.mesh.num_ranks:
@@ -240,14 +249,20 @@ class Run:
             raise
 
     def _whole(self, name: str) -> dict[str, Tensor]:
-        """The tensors that the ranks hold together, in the order of the model's parameters."""
+        """Name -> gradient or trained parameter, from all ranks; `name`: "gradients" or "parameters".
+
+        They are in the order of the model's parameters.
+        """
         found: dict[str, Tensor] = {}
         for part in self._everywhere(name):
             found |= part
         return {known: found[known] for known, _ in self._model.named_parameters() if known in found}
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the ranks; only the last timeline can be asked of the run afterwards. `error`: the reason, if any."""
+        """End the ranks. Afterwards only `timeline` works, for the last step, but not under torchrun.
+
+        `error`: the reason, if it is not a normal end.
+        """
         # Under torchrun all ranks would have to ask together, and this one may be alone here.
         if error is None and self._over is None and not isinstance(self._crew, TorchrunRank):
             with suppress(PeerError):  # a rank that has died has no timeline, and the run ends all the same
@@ -270,24 +285,24 @@ class Run:
 
 
 class _Closed:
-    """The ranks of a run that was closed."""
+    """The crew of a run that was closed: it has no ranks."""
 
     speaks = False
 
     def here(self, name: str, *arguments: Any) -> list[Any]:
-        """Call the method of that name on every rank; the results of this process's ranks; see `Crew`."""
+        """Return the results of no rank, []; see `Crew`."""
         return []
 
     everywhere = here
 
     def close(self, error: BaseException | None = None) -> None:
-        """End all ranks; `error`: the reason, if it is not a normal end; see `Crew`."""
+        """Do nothing, because there is no rank to end; see `Crew`."""
 
 
 def run(
     model: Model | Callable[[], Model], plan: Plan, *, ranks: str | None = None, precision: str | None = None
 ) -> Run:
-    """Start the ranks of a plan; returns a run that trains a copy of the model.
+    """Start the ranks of a plan; returns a `Run`, which trains a copy of the model.
 
     Args:
         model: from `dp.pipeline`; for "processes" a function of an importable module that returns it, which every

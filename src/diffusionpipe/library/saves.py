@@ -35,10 +35,12 @@ OptimizerState: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RankTensors:
-    """The parameters and the optimizer's states, by parameter, that one rank writes into a save."""
+    """The parameters and the optimizer's states that one rank writes into a save."""
 
     parameters: Mapping[str, Tensor]
+    """Name -> parameter."""
     states: Mapping[str, OptimizerState]
+    """Name of a parameter -> the optimizer's state for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,11 @@ class Index:
     """The contents of a save's `save.json`: its step, number of ranks and optimizer."""
 
     step: int
+    """The number of steps that were done."""
     num_ranks: int
+    """The number of ranks, each of which wrote a file."""
     optimizer: str
-    """The class of the optimizer; "" for none."""
+    """The name of the optimizer's class; "" for none."""
 
 
 def folder_of(folder: Path, step: int) -> Path:
@@ -79,7 +83,7 @@ def begin(folder: Path, step: int) -> None:
 
 
 def finish(folder: Path, index: Index) -> None:
-    """Give the save that all ranks have written its final name, and remove all but the newest; one rank calls it."""
+    """Write `save.json` into a save, give it its final name, and remove all but the newest; one rank calls it."""
     place, named = unfinished(folder, index.step), folder_of(folder, index.step)
     data = {
         "format": FORMAT,
@@ -115,7 +119,7 @@ def read_index(place: Path) -> Index:
     """The step, number of ranks and optimizer that the folder of a save states.
 
     Raises:
-        CheckpointError: it is damaged, or of another version.
+        CheckpointError: `save.json` is damaged, or has another version.
     """
     path = place / INDEX
     try:

@@ -49,7 +49,7 @@ def schedule(
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Check that each size is at least 1 or None, which is not given.
+    """Check that each size, by its name, is at least 1, or None, which means that it is not given.
 
     Raises:
         ConfigError: names each size that is less.

@@ -20,15 +20,15 @@ def simulate(
     weight_grad: Seconds = 1,
     comm: Seconds = 0,
 ) -> Timeline:
-    """The timeline of a schedule, in the unit of the times that are given.
+    """The simulated timeline of a schedule, in the unit of the times that are given.
 
     Args:
         schedule: from `dp.schedule`.
         forward: time of a forward of one rank's part of the model, however many stages the schedule makes of it.
-        backward: of a whole backward, in schedules that do not split it.
-        input_grad: of the gradient of the inputs, in schedules that split backwards,
-        weight_grad: and of the gradient of the weights there.
-        comm: of a transfer between two ranks.
+        backward: time of a whole backward of this part, in schedules that do not split it.
+        input_grad: time of the gradient of the inputs, in schedules that split backwards.
+        weight_grad: time of the gradient of the weights, in schedules that split backwards.
+        comm: time of a transfer between two ranks.
 
     Raises:
         ConfigError: a time is negative or infinite.

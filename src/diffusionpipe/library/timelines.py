@@ -26,12 +26,14 @@ File: TypeAlias = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When each action of a schedule starts and ends on each rank; `print` draws it."""
+    """The start and the end of each action of a schedule on each rank; `print` draws them."""
 
     schedule: Schedule
+    """The schedule whose actions are timed."""
     spans: Spans = field(repr=False)
     """The timeline as plain data, one span for each action."""
     axis: TimeAxis = field(default=MILLISECONDS, repr=False)
+    """The unit in which drawings show times."""
 
     @property
     def source(self) -> str:
@@ -40,7 +42,7 @@ class Timeline:
 
     @property
     def makespan(self) -> Seconds:
-        """The seconds, or units of simulated times, from the first start to the last end."""
+        """The time from the first start to the last end, in seconds, or in the unit of `simulate`'s times."""
         return self.spans.makespan
 
     @property
@@ -52,7 +54,7 @@ class Timeline:
         return explained_sketch(self.spans, width=shutil.get_terminal_size().columns, axis=self.axis)
 
     def show(self) -> None:
-        """Write the drawing to standard output: a row for each rank, time to the right."""
+        """Write a drawing of the timeline to standard output: a row for each rank, time to the right."""
         sys.stdout.write(f"{self}\n")
 
     def perfetto(self, path: File) -> None:
@@ -64,7 +66,7 @@ class Timeline:
         perfetto(self.spans, Path(path), schedule=self.schedule)
 
     def save(self, path: File) -> None:
-        """Write a picture (.png, .svg, .pdf), or the timeline itself (.json).
+        """Write a picture of the timeline (.png, .svg, .pdf), or the timeline itself (.json), to a file.
 
         Raises:
             ConfigError: the name has another ending, or the file cannot be written.
@@ -76,7 +78,7 @@ class Timeline:
         gantt([(self.source, self.spans)], Path(path), title=title, schedule=self.schedule, axis=self.axis)
 
     def compare(self, other: Choice | Timeline) -> TimelineComparison:
-        """A comparison with another timeline of the same schedule; of a `Choice` with its prediction.
+        """A comparison with another timeline of the same schedule, or with the predicted timeline of a `Choice`.
 
         Raises:
             ConfigError: the other one belongs to another schedule.
@@ -95,7 +97,9 @@ class TimelineComparison:
     """Two timelines of one schedule, to compare their lengths and draw them together."""
 
     timeline: Timeline
+    """The timeline whose `compare` was called."""
     other: Timeline
+    """The timeline with which it is compared, such as the prediction."""
 
     @property
     def ratio(self) -> float:
@@ -126,7 +130,7 @@ class TimelineComparison:
 
 
 def _difference(one: Schedule, other: Schedule) -> str:
-    """The first difference of the computations of two schedules, in words; "" where they are the same."""
+    """A sentence about the first difference between the computations of two schedules; "" if they are the same."""
     if one.num_workers != other.num_workers:
         return f"{one.name} has {one.num_workers} ranks, {other.name} has {other.num_workers}"
     for rank, orders in enumerate(zip(one.orders, other.orders, strict=True)):

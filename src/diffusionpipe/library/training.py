@@ -20,7 +20,7 @@ from diffusionpipe.workflows.training.job import TrainingJob, arguments_of_rank,
 from diffusionpipe.workflows.training.part import default_ranks
 
 Callback: TypeAlias = Callable[[int, Mapping[str, float | None]], object]
-"""Called with a step and its numbers, such as "loss" and "step_s"."""
+"""A function that is called with a step and its numbers by name, such as "loss" and "step_s"."""
 _PAUSE: Seconds = 0.1
 
 
@@ -88,14 +88,17 @@ def train(
 
 
 class _Listener:
-    """Follows metrics.jsonl while a training writes it, and calls functions with its lines. Mutable."""
+    """A thread that follows metrics.jsonl while a training writes it, and calls functions with each line's numbers.
+
+    Used in a `with` block; the first error of a function is kept in `error`, and `stop` is then called. Mutable.
+    """
 
     def __init__(self, path: Path, callbacks: Sequence[Callback]) -> None:
         self._path, self._callbacks = path, callbacks
         self._before = _lines_from(path, 0)
-        """Lines of earlier runs: a resumed run keeps the first of them, and a new one none."""
+        """The lines of earlier runs in the file: a resumed run keeps the first of them, and a new one none."""
         self._told: int | None = None
-        """Bytes of this run's file that are told; None while it is the earlier one's."""
+        """The number of the file's bytes that the functions have got; None while the file has no line of this run."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="callbacks", daemon=True)
         self.stop: Callable[[], None] = _ask_launcher
@@ -147,13 +150,13 @@ class _Listener:
 
 
 def _ask_launcher() -> None:
-    """Send the launcher in this process what a user would send, if it is at work; it asks the ranks to stop."""
+    """Send SIGTERM to this process if the launcher at work in it handles the signal; it then asks the ranks to stop."""
     if callable(signal.getsignal(signal.SIGTERM)):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _lines_from(path: Path, start: int) -> list[bytes]:
-    """The complete lines of a file from a byte on."""
+    """The complete lines of a file from the byte `start` on; [] if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(start)

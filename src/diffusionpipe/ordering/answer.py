@@ -21,7 +21,7 @@ class Answer:
     makespan: Number
     """The time from 0 to the last end, if everything starts as early as the orders let it."""
     window: Number
-    """The largest (last end - first start) of a rank then."""
+    """The largest time from the first start to the last end of one rank, at the same starts."""
     bubble: float
     """The share of the objective's time in which a rank is idle, on average over the ranks."""
     peak_memory: tuple[Number, ...]

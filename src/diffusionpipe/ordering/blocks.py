@@ -15,10 +15,10 @@ from diffusionpipe.ordering.problem import Letters, Problem
 from diffusionpipe.schedules.building.building_block import V_PERIOD, repeated, v_block, v_shapes
 
 NUM_BLOCKS = 3
-"""Number of blocks that are given. With equal times the first is as good as the next ones, with others it need not be.
-"""
+"""The most blocks of which `block_orders` gives orders. With equal times the first is as good as the next ones, with
+others it need not be."""
 MAX_BLOCKS = 100
-"""Number of blocks that are looked at: with 4 to 8 workers the first that fits was among the first 70."""
+"""The most blocks that are tried for their memory: with 4 to 8 workers the first that fits was among the first 70."""
 
 
 def block_orders(problem: Problem) -> Iterator[Letters]:

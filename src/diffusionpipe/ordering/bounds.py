@@ -80,7 +80,7 @@ def _window_bounds(problem: Problem, ways: Ways, rank: int) -> list[int]:
 
 
 def _before_return(problem: Problem, stages: tuple[int, ...], limit: int) -> int:
-    """The most time of forwards that fit in memory together."""
+    """The most time, in ticks, of forwards of a rank's stages whose activations fit into `limit` together."""
     d, a, m = problem.durations, problem.activation, problem.num_microbatches
     first, last = stages[0], stages[-1]
     most = 0

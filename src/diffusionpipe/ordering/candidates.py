@@ -18,32 +18,33 @@ from diffusionpipe.ordering.templates import Template, drawn_rule, rule_of, temp
 
 MAX_DRAWN = 400
 DRAWN_LETTERS = 60_000
-"""Rules that are drawn at random for small problems: that many, and that many letters at most."""
+"""The most letters in all orders of rules that are drawn at random, of which there are at most `MAX_DRAWN`."""
 PROXY = 3
-"""Templates are compared on this many micro-batches a rank, if there are more."""
+"""The number of micro-batches for each rank on which templates are compared, if the problem has more."""
 NUM_COMPARED = 14
 NUM_FULL = 3
-"""Number of list schedules that are compared at a time, and number of them that are built in full."""
+"""The number of templates that are built in full, after `NUM_COMPARED` are compared on fewer micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateOrders:
-    """The sequences of all ranks, with their name and the objective that they reach."""
+    """The sequences of letters of all ranks, with their origin and the objective that they reach."""
 
     value: int
     """The objective, in the problem's units."""
     orders: Letters
     name: str
+    """The origin of the orders: a family, a template or a block; with "+" at its end if they were improved."""
 
 
 Families: TypeAlias = Callable[[], Sequence[CandidateOrders]]
-"""The published families that fit a placement, generated when they are asked for."""
+"""A function that generates the orders of the published families for a placement, when they are needed."""
 
 
 def families_of(problem: Problem) -> list[CandidateOrders]:
-    """The orders of the published families that have this placement, with their objective; equal ones once.
+    """The orders of the published families that have the problem's placement, with their objective; equal ones once.
 
-    Memory is not looked at.
+    Some may need more memory than the problem has.
     """
     names: dict[Letters, str] = {}
     for name, orders in family_orders(problem):
@@ -120,9 +121,9 @@ def improved_name(candidate: CandidateOrders) -> str:
 
 
 def _attempts(problem: Problem, families: Families) -> Iterator[Callable[[float], CandidateOrders | None]]:
-    """The attempts, one after the other.
+    """The attempts at the problem: templates, then the families that fit into memory, then the others cut down.
 
-    Each is called with a limit and gives a candidate whose objective is below it, or None.
+    Each is a function of a limit that returns a candidate whose objective is below the limit, or None.
     """
     builder = Builder(problem)
     for template in _selected(problem):
@@ -147,14 +148,14 @@ def _as_it_is(family: CandidateOrders, below: float) -> CandidateOrders | None:
 
 
 def _cut_down(problem: Problem, builder: Builder, family: CandidateOrders, below: float) -> CandidateOrders | None:
-    """An order like the family's that fits into memory, which the family does not."""
+    """Orders like the family's that fit into memory, as its own do not; None if the objective is not below `below`."""
     if family.value >= below:
         return None
     return _built(builder, _rule_like(problem, family.orders), family.name, below)
 
 
 def _selected(problem: Problem) -> Sequence[Template]:
-    """All templates, or if there are many micro-batches those that are best with fewer."""
+    """All templates for the problem; if it has many micro-batches, only the `NUM_FULL` that are best with fewer."""
     # The proxy may hold as much as before, as far as its few micro-batches need it.
     templates, few = templates_of(problem), PROXY * problem.num_ranks
     if problem.num_microbatches <= few:
@@ -172,7 +173,7 @@ def _selected(problem: Problem) -> Sequence[Template]:
 
 
 def _rule_like(problem: Problem, orders: Letters) -> Rule:
-    """The rule by which everything is as urgent as it is early in these orders."""
+    """The rule in which the key of each action is its start in these orders, so that earlier ones are more urgent."""
     ends = ends_of(problem, orders)
     assert ends is not None
     keys = [

@@ -68,7 +68,7 @@ class Built:
 
 
 class Builder:
-    """A maker of orders for one problem, which keeps what all its orders share."""
+    """Builds orders for one problem, each by a rule; it holds the tables that all builds share."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -86,7 +86,7 @@ class Builder:
         """The most micro-batches that may be between a rank's two stages without a deadlock, by rank."""
 
     def build(self, rule: Rule, *, below: float = inf) -> Built | None:
-        """The order by this rule with its objective; None if it is not below `below`, which often shows early.
+        """The orders by this rule with their objective; None if it is not below `below`, which is often seen early.
 
         Cost: linear in the actions, about five times as much as `evaluation.ends_of`.
         """
@@ -154,7 +154,11 @@ class Builder:
 def _chosen(
     found: Sequence[tuple[int, int]], keys: Keys, counts: Sequence[int], durations: Sequence[int], patience: float
 ) -> tuple[int, int]:
-    """The most urgent of those that can start soon enough."""
+    """The (start, letter) in `found` whose action is the most urgent of all that can start soon enough.
+
+    `found`: the actions that a rank can do next. `counts`: the times that each letter has occurred, by letter. The
+    `patience` is the one of `Rule`.
+    """
     soonest = min(found)[0]
     latest: float = soonest
     if patience:

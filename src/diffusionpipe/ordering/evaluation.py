@@ -12,7 +12,7 @@ from diffusionpipe.timing.march import march
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The makespan, the window and the peak memory of a set of sequences, in the problem's units."""
+    """The makespan, the window and the peak memory of the ranks' sequences of letters, in the problem's units."""
 
     makespan: int
     window: int
@@ -21,7 +21,7 @@ class Figures:
 
 
 def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | None:
-    """The figures of the sequences, one for each rank; None if the ranks wait for each other in a circle."""
+    """The figures that the ranks' sequences of letters reach; None if the ranks wait for each other in a circle."""
     ends = ends_of(problem, orders)
     if ends is None:
         return None
@@ -58,5 +58,5 @@ def fits(problem: Problem, orders: Sequence[Sequence[int]]) -> bool:
 
 
 def ends_of(problem: Problem, orders: Sequence[Sequence[int]]) -> list[list[int]] | None:
-    """The ends of each letter's micro-batches, by letter, in ticks; None if the ranks wait in a circle."""
+    """The end of each micro-batch of each letter, by letter, in ticks; None if the ranks wait in a circle."""
     return march(orders, problem.durations, problem.waits_for, problem.lags)

@@ -14,12 +14,12 @@ from diffusionpipe.schedules.building.split_work import Goal
 from diffusionpipe.units import Seconds
 
 LETTERS_OF_OP: Mapping[Op, tuple[int, ...]] = {Op.F: (0,), Op.B: (1, 2), Op.I: (1,), Op.W: (2,)}
-"""The letters of each op: a whole backward is an input gradient with the weight gradient right after it; its result is
-there no later."""
+"""Op -> its letters on stage 0: a whole backward is an input gradient and then the weight gradient, so that its result
+is there no later."""
 
 
 def family_orders(problem: Problem) -> Iterator[tuple[str, Letters]]:
-    """(name, orders) of every published family that has this placement and can do these sizes.
+    """(name, orders) of every published family that has the problem's placement and can do its sizes.
 
     Families that take costs come twice: with equal costs, and with the problem's costs and objective.
     """
@@ -31,7 +31,10 @@ def family_orders(problem: Problem) -> Iterator[tuple[str, Letters]]:
 
 
 def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
-    """The family's schedules of these sizes on these places."""
+    """The schedules of the family `name` at the problem's sizes: for equal costs, and for its costs if they matter.
+
+    None if the family has another placement or cannot do these sizes.
+    """
     sizes = (problem.num_ranks, problem.num_microbatches)
     schedule = _generated(name, *sizes)
     if schedule is None or schedule.placement.workers() != problem.rank:
@@ -49,7 +52,7 @@ def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
 
 @lru_cache(maxsize=64)  # a search over all placements asks once for each
 def _generated(name: str, num_ranks: int, num_microbatches: int) -> Schedule | None:
-    """The family's schedule; None for sizes that it cannot do."""
+    """The schedule of the family `name` at equal costs; None for sizes that it cannot do."""
     try:
         return REGISTRY[name](num_ranks, num_microbatches)
     except ConfigError:
@@ -86,7 +89,7 @@ def stage_costs(problem: Problem) -> list[StageCosts]:
 
 
 def _letters(problem: Problem, schedule: Schedule) -> Letters | None:
-    """The schedule's order by letters; None if it has another placement or does something else besides."""
+    """The schedule's orders as letters; None if it has several pipelines, other micro-batches or other ops."""
     placement = schedule.placement
     if len(placement.pipelines) != 1:
         return None

@@ -22,16 +22,16 @@ from diffusionpipe.ordering.evaluation import changes_of, ends_of
 from diffusionpipe.ordering.problem import Letters, Problem
 
 SWAPS = 0.4
-"""The share of moves that swap neighbours; of the rest one half goes forward, one half back."""
+"""The share of moves that swap neighbours; of the other moves one half goes forward, one half back."""
 GROUPS = 0.25
-"""The share of the other moves that take up to GROUP actions along."""
+"""The share of the other moves that move up to `GROUP` actions together, and not one alone."""
 GROUP = 3
 
 MAX_REPAIRS = 2
-"""Weight gradients that a move may bring forward for its memory."""
+"""The most weight gradients that a move may bring forward to free memory."""
 
 Place = tuple[int, int]
-"""Rank and index in its sequence."""
+"""(rank, index in its sequence) of an action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Round:
     """The temperature at the first step, in units of time; it falls to 0 linearly."""
     seed: int
     target: int
-    """Stop when the objective is down to this."""
+    """The objective, in ticks, at which the round stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Improved:
 
 
 class Improver:
-    """Simulated annealing for one problem; it keeps what all rounds share."""
+    """Improves orders of one problem by rounds of simulated annealing; it holds the tables that all rounds share."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -108,7 +108,7 @@ class Improver:
         return Improved(orders=best_orders, value=best, steps=step)
 
     def _value(self, orders: Sequence[Sequence[int]], ends: list[list[int]]) -> tuple[int, int]:
-        """The objective, and the rank that decides it."""
+        """(objective of the orders in ticks, the rank that decides it), from the `ends` of their actions."""
         is_window, durations = self._problem.is_window, self._problem.durations
         most = worst = -1
         for rank, lasts in enumerate(self._lasts):
@@ -123,7 +123,10 @@ class Improver:
     def _critical_path(
         self, orders: Sequence[Sequence[int]], ends: list[list[int]], rank: int, random: Random
     ) -> list[Place]:
-        """From the last action of the rank back to what starts at 0 (or with the window); ties are drawn."""
+        """The places of a critical path, from the rank's last action back to one that starts at 0 or with the window.
+
+        Where several paths are critical, `random` chooses.
+        """
         problem, waits_for = self._problem, self._waits_for
         durations, lags, home = problem.durations, problem.lags, problem.rank
         places: list[list[list[int]]] = [[]] * len(orders)
@@ -161,7 +164,7 @@ class Improver:
             path.append((rank, place))
 
     def _move(self, orders: list[list[int]], path: list[Place], random: Random) -> tuple[int, list[int]] | None:
-        """A rank and its changed sequence; None if the path offers nothing."""
+        """(rank, its sequence after a random move on the path); None if no two places of the path are neighbours."""
         pairs = [
             i for i in range(len(path) - 1)
             if path[i][0] == path[i + 1][0] and path[i][1] == path[i + 1][1] + 1
@@ -190,9 +193,9 @@ class Improver:
         return rank, order
 
     def _is_legal(self, order: list[int], rank: int) -> bool:
-        """Whether it fits into memory and keeps F before I before W of every micro-batch.
+        """Whether the rank's order fits into memory and keeps F before I before W of every micro-batch.
 
-        Where a forward does not fit, the next weight gradient that could come before it is put there, in place.
+        Where a forward does not fit, it changes `order`: the next weight gradient that could come before is put there.
         """
         changes, limit = self._changes, self._problem.limits[rank]
         counts = [0] * len(changes)
@@ -216,7 +219,7 @@ class Improver:
         return True
 
     def _next_release(self, order: Sequence[int], place: int, counts: Sequence[int]) -> int:
-        """The place of the next weight gradient whose input gradient comes before `place`; 0 if there is none."""
+        """The index of the next weight gradient after `place` whose input gradient comes before `place`; 0 if none."""
         for later in range(place + 1, len(order)):
             letter = order[later]
             if letter % 3 == 2 and counts[letter - 1] > counts[letter]:
@@ -225,7 +228,7 @@ class Improver:
 
 
 def _block(path: list[Place], at: int) -> Place:
-    """The last and the first place of the part of the path around `at` that stays on its rank without a gap."""
+    """(last, first) index in the rank's sequence of the path's part around `path[at]` that has no gap on this rank."""
     rank, last = path[at]
     low = at
     while low and path[low - 1] == (rank, last + 1):

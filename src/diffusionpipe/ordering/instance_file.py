@@ -146,7 +146,7 @@ def write_instance(instance: Instance, path: Path) -> None:
 
 
 def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:
-    """The faults of fields that are right each by itself."""
+    """(path, text) of each fault between fields that are right by themselves, such as a wrong number of stages."""
     half_stages = 2 * parsed.ranks
     if len(parsed.stages) != half_stages:
         yield ("stages",), f"stages: {len(parsed.stages)} half-stages; {parsed.ranks} ranks need {half_stages}"
@@ -168,9 +168,9 @@ def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _described(errors: list[ErrorDetails]) -> list[tuple[KeyPath, str]]:
-    """The place and the text of each fault, once for each field.
+    """(path of the field, text) of each fault that pydantic has found, once for each field.
 
-    A number that is neither whole nor decimal is wrong for one reason.
+    A number that is neither whole nor decimal is one fault.
 
     Problems beyond `MAX_PROBLEMS`, which are only counted, have no text.
     """
@@ -223,7 +223,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]|[^\s\[\]{}:,"]+')
 
 
 def _lines(text: str) -> dict[KeyPath, int]:
-    """The line of every value of a sound JSON text, by its path."""
+    """Path of every value of a sound JSON text -> its line, counted from 1."""
     # The text is sound JSON, so tokens tell where values are: no second parser is needed.
     found: dict[KeyPath, int] = {}
     path: list[str | int] = []
@@ -253,7 +253,7 @@ def _lines(text: str) -> dict[KeyPath, int]:
 
 
 def _line_of(lines: dict[KeyPath, int], path: KeyPath) -> int:
-    """The line of the value, or of the nearest one around it that is there."""
+    """The line of the value at `path`, or of the nearest value around it that is in `lines`; 1 if none is."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)

@@ -44,14 +44,14 @@ def levels(instance: Instance, problem: Problem) -> list[Problem]:
 
 
 def _steps(num_ranks: int, num_microbatches: int) -> set[int]:
-    """Micro-batches that there is room for at the levels: with few ranks each of the first ones, else a few."""
+    """The numbers of micro-batches for which levels have room; with few ranks they include 1 to `FEW_STEPS`."""
     p, m = num_ranks, num_microbatches
     steps = range(1, FEW_STEPS + 1) if p <= FEW_RANKS else (1, -(-p // 2), p)
     return {step for step in (*steps, 2 * p, m) if step <= m}
 
 
 def _quantized(problem: Problem, limits: Sequence[int]) -> tuple[int, ...]:
-    """The most that can be held at all within the limits."""
+    """The limits, by rank, each rounded down to a multiple of the unit of all amounts that the rank can hold."""
     found = []
     for rank, limit in enumerate(limits):
         amounts = [amount for s in problem.stages_of(rank) for amount in (problem.activation[s], problem.kept[s])]

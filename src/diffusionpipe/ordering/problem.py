@@ -44,6 +44,7 @@ class Problem:
     """The memory of each rank, by rank, in units of 1 / `memory_scale`; at most the need of all micro-batches
     together."""
     is_window: bool
+    """Whether the objective is the window; else it is the makespan."""
     time_scale: int
     memory_scale: int
 
@@ -143,7 +144,7 @@ def placed_stages(instance: Instance, placing: Placing) -> list[HalfStage]:
 
 
 def _merged(first: HalfStage, second: HalfStage) -> HalfStage:
-    """Both halves as one stage."""
+    """The costs of two half-stages that run as one stage: their sums."""
     return HalfStage(
         forward=_sum(first.forward, second.forward),
         input_grad=_sum(first.input_grad, second.input_grad),

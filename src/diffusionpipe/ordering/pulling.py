@@ -8,7 +8,7 @@ from diffusionpipe.schedules.building.squeeze import squeezed
 
 
 def pulled(problem: Problem, orders: Letters) -> tuple[int, Letters]:
-    """(objective in ticks, orders) of the best that squeezing makes of these orders, or of the orders themselves.
+    """(objective in ticks, orders) of the best orders that squeezing gives, or of `orders` if none are better.
 
     Cost: about 10 microseconds for each action.
     """
@@ -39,7 +39,7 @@ def _network(problem: Problem) -> Network:
 
 
 def _numbers(problem: Problem, orders: Letters) -> list[list[int]]:
-    """The orders as the network numbers actions."""
+    """The orders with the network's numbers of their actions in place of letters, by rank."""
     counts = [0] * len(problem.durations)
     numbered = []
     for order in orders:
@@ -52,7 +52,7 @@ def _numbers(problem: Problem, orders: Letters) -> list[list[int]]:
 
 
 def _letters(network: Network, starts: list[int]) -> Letters:
-    """Each rank's letters in the order of their starts."""
+    """The letters of each rank in the order of their starts; `starts` is by the network's number of an action."""
     orders: list[list[int]] = [[] for _ in network.limits]
     for number in sorted(range(len(starts)), key=starts.__getitem__):
         letter = number // network.num_microbatches

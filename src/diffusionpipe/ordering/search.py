@@ -23,7 +23,7 @@ from diffusionpipe.ordering.levels import levels
 from diffusionpipe.ordering.problem import Letters, Problem, number_of, problem_of
 
 LETTERS_PER_SECOND = 2_500_000
-"""Letters that a slow core simulates in a second, with all that the search does besides."""
+"""The number of letters that a slow core simulates in a second, with all other work of the search."""
 MAX_LETTERS = 6_000_000
 """The most letters that the improvement of one placement at one memory level simulates, however long it may take."""
 MAX_SQUARE = 1_200_000_000
@@ -32,7 +32,7 @@ small ones."""
 ROUND = 5_000
 """Steps of a round of improvement."""
 MIN_ROUND = 800
-"""The fewest steps of a round of improvement; with fewer, a start of it does not pay."""
+"""The fewest steps of a round of improvement; with fewer, a round does not pay."""
 MAX_ROUNDS = 8
 STEP = 60
 """The cost of a step besides the simulation, in letters."""
@@ -51,8 +51,8 @@ class PlacementBest:
 def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
     """The best orders found for the instance, with a bound that no order can beat.
 
-    `max_levels`: the number of each placement's levels of memory that are looked at, the roomiest first; None for all,
-    without which more memory may give a worse answer.
+    `max_levels`: the number of each placement's levels of memory that are looked at, the roomiest first. None: all;
+    with fewer, more memory may give a worse answer.
 
     For each placement, the most promising first, and the levels of memory from the most to the least (levels.py),
 
@@ -86,10 +86,10 @@ def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
 
 
 def _problems(instance: Instance) -> list[Problem]:
-    """One for each placement that fits.
+    """The problems of the instance, one for each wanted placement that fits into memory.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: no placement fits.
     """
     wanted = [p for p in Placing if p is not Placing.ANY] if instance.placement is Placing.ANY else [instance.placement]
     problems = [problem_of(instance, placing) for placing in wanted]
@@ -108,7 +108,7 @@ def _shortages(problem: Problem) -> Iterator[str]:
 
 
 def _best_at(problem: Problem, families: Families, seconds: Number) -> CandidateOrders:
-    """The best order within the problem's memory.
+    """The best orders found within the problem's memory; `seconds` is the effort of the improvement.
 
     It depends on nothing else, so that more memory never gives a worse answer. The attempts are the same for any number
     of seconds, only more or fewer of them.
@@ -131,7 +131,7 @@ def _best_at(problem: Problem, families: Families, seconds: Number) -> Candidate
 
 
 def _is_improvable(problem: Problem) -> bool:
-    """Whether it is small enough for more than the templates."""
+    """Whether the problem is small enough to be improved by simulated annealing."""
     return _round_length(problem) >= MIN_ROUND
 
 
@@ -144,9 +144,10 @@ def _most_letters(problem: Problem) -> int:
 
 
 def _improved(problem: Problem, ranked: Sequence[CandidateOrders], target: int, seconds: Number) -> CandidateOrders:
-    """The best after rounds of improvement: in turn of the best so far, and of the next of the other candidates.
+    """The best orders after rounds of improvement, which start alternately from the best and the next of `ranked`.
 
-    The best candidate is squeezed besides, before and not after, so that more seconds never give a worse answer.
+    They end at the objective `target`. The best candidate is squeezed too, before and not after, so that more seconds
+    never give a worse answer.
     """
     best = squeezed(problem, ranked[0])
     cost = problem.num_actions + STEP

@@ -22,7 +22,7 @@ from diffusionpipe.ordering.problem import Problem
 NEVER = 100
 """A delay that no order reaches."""
 FIRST = -inf
-"""In place of a stretch: input gradients always are the most urgent."""
+"""The value of `Template.backward` with which input gradients are always the most urgent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,17 @@ class Template:
     """The numbers of one rule: stretches of the ways, delay of weight gradients, patience, share of memory."""
 
     forward: float
+    """The stretch of forwards: the factor by which their earliest starts are multiplied."""
     backward: float
+    """The stretch of input gradients: the factor of their earliest starts after the last stage's; or `FIRST`."""
     delay: float
+    """The periods by which weight gradients are wanted after their input gradients."""
     patience: float
+    """The patience of the rule, 0 to 1, see `Rule`."""
     lead: float = inf
     """The share of the activations for which a rank has room that may be between its stages; inf for as many as fit."""
     slope: float = 0
-    """How much less of it the last rank gets: 0 for as much as the first, 1 for nothing."""
+    """The part by which `lead` falls from the first rank to the last: 0 for equal shares, 1 for nearly nothing."""
 
     @property
     def name(self) -> str:
@@ -91,7 +95,7 @@ DRAWN_BACKWARD = (FIRST, 0.0, 0.5, 1.0, 1.5, 2.0)
 DRAWN_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, float(NEVER))
 DRAWN_PATIENCE = (0.0, 0.0, 0.5, 1.0)
 SHIFT = 0.5
-"""The most by which a letter is shifted, in periods."""
+"""The most by which `drawn_rule` shifts the times of a letter's actions, in periods."""
 
 
 def templates_of(problem: Problem) -> tuple[Template, ...]:
@@ -119,7 +123,7 @@ def rule_of(problem: Problem, template: Template) -> Rule:
 
 
 def drawn_rule(problem: Problem, random: Random) -> Rule:
-    """A rule drawn with `random`: a random template with a lead of its own for each rank, and each letter shifted."""
+    """A rule drawn with `random`: a random template, with a lead for each rank and a shift for each letter."""
     template = Template(
         random.choice(DRAWN_FORWARD),
         random.choice(DRAWN_BACKWARD),

@@ -110,10 +110,10 @@ def _reached(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[Secon
 def _compute_entries(
     schedule: Schedule, graph: Graph, rank: Sequence[int]
 ) -> list[list[tuple[tuple[int, int, int], Action]]]:
-    """The actions of each worker with their keys; ops of a whole stage stay after the compute that they follow.
+    """(sort key, action) of each action, by worker; ops of a whole stage stay after the compute that they follow.
 
-    A reduction that several workers take part in has one key on all of them. Where a block is reduced several times,
-    once for each batch, they do so in turn.
+    A reduction that several workers take part in has one key on all of them. Where a block is reduced once
+    for each batch, the n-th reductions of all workers are one reduction.
     """
     stages, entries = schedule.placement.stages, []
     reductions = defaultdict[tuple[int, int], list[int]](list)  # (block, turn) -> the key on each worker

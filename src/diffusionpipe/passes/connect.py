@@ -55,7 +55,7 @@ def connect(
                                                |___________^  skip, straight to its reader
 
     `microbatches` are the samples of each of the pipeline's micro-batches, `model` is its name; None keeps them. Where
-    the pipeline becomes longer or shorter by that, those whose samples follow its own in the batch move on or back.
+    the pipeline gets more or fewer samples, pipelines whose samples follow its own in the batch move on or back.
 
     Raises:
         ScheduleError: the messages are explicit already.

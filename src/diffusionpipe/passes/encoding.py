@@ -29,10 +29,11 @@ def insert_encoding(
         block: the frozen layers' block id, which becomes the `weights` of the encoder stages.
         outputs: block id of a stage -> the frozen tensors that it reads; blocks that read none may be absent.
         num_layers: layers of the frozen block; 0 where raw inputs are only passed on.
-        shares: the part of the batch that each worker encodes, None for nothing; None for equal parts, as far as whole
-            samples allow.
+        shares: by worker, the part of the batch that it encodes, or None for nothing. None in place of all shares means
+            equal parts, as far as whole samples allow.
         max_chunk: the most samples in one fill.
-        runs: layers and the most samples of a fill of them, one run after the other; () for all with `max_chunk`.
+        runs: (layers, most samples of a fill) of each run of fills, one after the other; (): one run of all layers with
+            `max_chunk`.
 
     Raises:
         ScheduleError: messages are explicit already.

@@ -17,6 +17,7 @@ class PlacedFill:
     position: int
     """Index into the worker's order without fills: the fill runs before that action; the order's length: at its end."""
     component: str
+    """The name of the component for people, as in `Fill`."""
     layers: Range
     """Layers, counted within the frozen block."""
     samples: Range
@@ -156,7 +157,7 @@ def encoding_of(schedule: Schedule) -> Schedule:
 
 
 def _renumbered(order: Sequence[Action], number: Mapping[int, int]) -> Iterator[Action]:
-    """ENCODE actions, and the sends and receives of the messages in `number`, with their new numbers."""
+    """The ENCODE actions of an order, and its sends and receives of the messages in `number`, by their new numbers."""
     for action in order:
         if action.op is Op.ENCODE:
             yield action

@@ -36,10 +36,10 @@ class MessageOrder:
     """The rules that put the messages of a compute-only schedule in order, without the times that decide it."""
 
     computes: tuple[int, ...]
-    """The events of computes and fills."""
+    """The events, in the schedule's graph, of all computes and fills."""
     contents: tuple[tuple[Feed, int] | Message, ...]
-    """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send. Of a feed
-    the micro-batch is named; its message is made where it is asked for."""
+    """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send. An
+    entry (feed, micro-batch) is for one message of the feed, which `message` makes."""
     transfers: tuple[tuple[int, ...], ...]
     """The events in the graph that a message represents, by message: the transfer of the feed, or the transfers of all
     frozen outputs of this batch that one encoder's message brings."""
@@ -47,6 +47,7 @@ class MessageOrder:
     """The two events after which a message comes, by message: the last that produces it, and the one at whose end its
     reader has room; the start: at once."""
     num_events: int
+    """The number of all events of the graph."""
 
     def ranks(self, ends: Sequence[Seconds]) -> list[int]:
         """The place of each event among all computes and fills by their ends, by event; -1 for events of other kinds.
@@ -59,7 +60,7 @@ class MessageOrder:
         return rank
 
     def placed(self, rank: Sequence[int]) -> list[tuple[int, int]]:
-        """(place after which it comes, index in `contents`) of each message, in the order in which they are sent.
+        """(place of the event after which it comes, index in `contents`) of each message, in the order of the sends.
 
         `rank` is the result of `ranks`. At equal places the index decides.
         """
@@ -127,9 +128,10 @@ def message_order(
 
 
 def _windows(schedule: Schedule, graph: Graph, lookahead: int) -> dict[int, int]:
-    """Event of a compute or fill -> the one at whose end its messages may come; the start: at once.
+    """Event of a compute or fill -> the event at whose end the messages that it reads may come; the start: at once.
 
-    Fills are not counted: they read no messages, and a short one before a compute would leave its messages no time.
+    Fills do not count for `lookahead`: they read no messages, and a short one before a compute would leave its messages
+    no time.
     """
     windows = {}
     for order, events in zip(schedule.orders, graph.events, strict=True):
@@ -146,7 +148,7 @@ def _windows(schedule: Schedule, graph: Graph, lookahead: int) -> dict[int, int]
 
 
 class _Events:
-    """The events of a schedule's computes and fills."""
+    """The events of a schedule's computes, by (stage, op) and micro-batch, and of its fills, by slot."""
 
     def __init__(self, schedule: Schedule, graph: Graph) -> None:
         self.computes: dict[tuple[int, Op], dict[int | None, int]] = defaultdict(dict)
@@ -167,7 +169,7 @@ _Brought = tuple[Flow, int]
 
 
 def _encoded(schedule: Schedule, graph: Graph, events: _Events) -> Iterator[_Encoded]:
-    """Everything that encoders send to other workers."""
+    """Each message that an encoder stage sends to another worker, with its events."""
     stages, transfers = schedule.placement.stages, iter(graph.encoded)
     encoded: dict[tuple[int, int], list[_Brought]] = defaultdict(list)
     for flow in frozen_flows(schedule):
@@ -180,7 +182,7 @@ def _encoded(schedule: Schedule, graph: Graph, events: _Events) -> Iterator[_Enc
 
 
 def _together(brought: Sequence[_Brought], events: _Events) -> _Encoded:
-    """One message for all of these flows, which come from one encoder stage and go to one worker."""
+    """One message for all of these flows, which go from one encoder stage to one worker, with its events."""
     group = [flow for flow, _ in brought]
     message = Message(
         source=group[0].source,
@@ -201,7 +203,7 @@ def _together(brought: Sequence[_Brought], events: _Events) -> _Encoded:
 
 
 def _overlapping(group: Sequence[_Brought]) -> list[list[_Brought]]:
-    """The flows in sets that share rows; rows that only touch, as those of two micro-batches, stay apart."""
+    """The flows in sets whose samples overlap; samples that only touch, as of two micro-batches, are in two sets."""
     found: list[list[_Brought]] = []
     stop = -1  # below all starts: the first flow begins a set
     for flow, event in sorted(group, key=lambda one: (one[0].samples.start, one[0].samples.stop)):

@@ -38,8 +38,8 @@ def without_flush(flushed: Schedule, ahead: Sequence[int], turn: int = 1) -> Sch
 
     Args:
         flushed: the schedule with a flush.
-        ahead: the micro-batches by which each worker's forwards lead, a multiple of `turn`.
-        turn: forwards that run one after the other before as many backwards; divides the micro-batches.
+        ahead: the number of micro-batches by which each worker's forwards lead, by worker; multiples of `turn`.
+        turn: the number of forwards that run one after the other before as many backwards; divides the micro-batches.
     """
     orders = []
     for order, lead in zip(flushed.orders, ahead, strict=True):

@@ -53,7 +53,7 @@ def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
 
 
 def _units(work: Work) -> Seconds:
-    """Times for comparing ends: backwards take two units, everything else that computes one."""
+    """The time of an event's work for comparing ends: 2 for a whole backward, 1 for other computing, 0 for all else."""
     match work:
         case Compute(op=Op.B):
             return 2
@@ -64,9 +64,10 @@ def _units(work: Work) -> Seconds:
 
 
 def _complete(schedule: Schedule, last: Sequence[Mapping[int, int]]) -> Mapping[int, Seconds]:
-    """Block -> when its last backward on any worker ends; `last` gives the place of this backward on each worker.
+    """Block -> the time at which its last backward on any worker ends, by which blocks can be sorted.
 
-    Where no two workers hold a block, or each holds one, the places alone put each worker's blocks in this order.
+    `last`: for each worker, block -> the place of the block's last backward in the worker's order. Where no two workers
+    hold the same block, or each holds one, these places sort them as well, and are returned in place of times.
     """
     places = {block: place for index in last for block, place in index.items()}
     if len(places) == sum(map(len, last)) or not any(len(index) > 1 for index in last):

@@ -15,7 +15,8 @@ def replicate(schedule: Schedule, replicas: Sequence[int], of_worker: Sequence[i
         replicas (2, 1)      worker 0: stage 0, samples 0:1/2 of each micro-batch ---+--> worker 2: stage 2, all
                              worker 1: stage 1, samples 1/2:1                     ---+
 
-    `of_worker` are the numbers of workers, needed where some hold no stage; these are 1 by default.
+    `of_worker`: the number of copies of each worker that holds no stage, by worker; 1 by default. It has no effect for
+    workers that hold stages.
 
     Stages and workers get new numbers, the replicas of stage 0 first. Orders are copied. Edges lead between all
     replicas whose shares meet.
@@ -55,12 +56,12 @@ def replicate(schedule: Schedule, replicas: Sequence[int], of_worker: Sequence[i
 class _Copies:
     replicas: tuple[int, ...]
     first_stage: tuple[int, ...]
-    """Old stage -> its first replica."""
+    """The index of the first replica of each old stage, by old stage."""
     first_worker: tuple[int, ...]
-    """Old worker -> its first copy; one entry more than workers."""
+    """The first copy of each old worker, by old worker, and then the number of all new workers."""
 
     def of(self, stage: int) -> range:
-        """The new stages of an old one."""
+        """The indices of the replicas of an old stage."""
         return range(self.first_stage[stage], self.first_stage[stage] + self.replicas[stage])
 
 

@@ -24,7 +24,7 @@ from diffusionpipe.ir.schedule import lone_blocks
 
 
 def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
-    """The schedule with every trained block in parts, but for while it is computed with.
+    """The schedule in which every trained block is in parts, except while a worker computes with it.
 
         blocks 0 1 2 on one worker    0U 1U  0F 0R 2U  1F 2F  2B 2R 2G 0U  1B 1R 1G  0B 0R 0G
 
@@ -50,7 +50,7 @@ def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
 
 
 def bring_parameters(schedule: Schedule) -> Schedule:
-    """The schedule whose trained blocks come from their owners, each before anything reads it, all from the start on.
+    """The schedule with an UNSHARD of every trained block at the start, which brings its parameters from their owners.
 
         0U 1U 2U  0F 1F 2F  2B 2G 1B 1G 0B 0G        U is UNSHARD; the blocks stay, so there is no RESHARD
 
@@ -91,14 +91,16 @@ def gathers_first(schedule: Schedule) -> Schedule:
 
 @dataclass(slots=True)
 class _Span:
-    """Runs during which a block is whole."""
+    """A stretch of a worker's runs in which a block is whole: gathered before the first run, dropped after the last."""
 
     stage: int
+    """A stage that holds the block."""
     first: int
+    """The number of the first run during which the block is whole."""
     last: int
     """The number of the last run during which the block is whole."""
     trained: int | None = None
-    """The stage whose backwards are among them; None: there are none."""
+    """The stage whose backwards are among these runs; None: there are none."""
 
 
 def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tuple[Action, ...]:
@@ -127,7 +129,7 @@ def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tupl
 
 
 def _runs(schedule: Schedule, order: Sequence[Action]) -> list[tuple[int, int, int]]:
-    """(block, index of its first action, index after its last) of each run; other actions may come between."""
+    """(block, index of its first action, index after its last) of each run of an order; fills may come between."""
     stages = schedule.placement.stages
     runs: list[tuple[int, int, int]] = []
     for index, action in enumerate(order):

@@ -24,9 +24,9 @@ class Forward:
     """A forward of a window, by the batches and steps on which the age of its weights depends."""
 
     lead: int
-    """Batches by which it leads itself."""
+    """The number of batches by which the forward leads."""
     first_lead: int
-    """Batches by which the first stage's forward of the same micro-batch leads."""
+    """The number of batches by which the first stage's forward of the same micro-batch leads."""
     delay: int
     """The delay that was asked for, in steps."""
 
@@ -38,6 +38,7 @@ class VersionRow:
     forward: Callable[[Forward], int]
     backward: Callable[[Forward], int]
     is_predicted: bool = False
+    """Whether the weights are predicted ahead by as many steps as they are old."""
 
 
 def _own(forward: Forward) -> int:

@@ -1,4 +1,4 @@
-"""Model graph x mesh x batch -> plan."""
+"""Makes a plan for a model, a mesh of ranks and a batch."""
 
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Layout

@@ -1,4 +1,4 @@
-"""The plan of chosen sizes on a measured model: cut by time, messages ordered by time, bubbles filled."""
+"""Makes the plan of given sizes for a measured model: cut by time, messages ordered by time, bubbles filled."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,10 +29,10 @@ from diffusionpipe.simulator.steady import steady
 from diffusionpipe.units import Bytes, Seconds
 
 LINKS = {"cpu": Link(1e-4, 1.5e9), "cuda": Link(1e-5, 2.5e10)}
-"""Links between ranks of one machine where the profile has none."""
+"""Kind of device -> the link between ranks of one machine, if the profile has none."""
 
 UNKNOWN_MEMORY: Bytes = 2**50
-"""Sizes are chosen by the user here, so no memory limit is applied."""
+"""The memory of a device without a limit: users choose the sizes here, so all of them fit."""
 
 
 def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None = None) -> Plan:
@@ -40,7 +40,7 @@ def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None 
 
     Stages are cut by measured time, unless the layout names the splits. A model without frozen layers has nothing to
     fill with and gets a plan without fills. How long an offloaded frozen part waits for its parameters is not counted.
-    Without a cluster, on one machine with devices like the profiled one.
+    Without a cluster the plan is made for one machine with devices like the profiled one.
 
     Raises:
         ConfigError: the sizes do not fit each other or the model.
@@ -51,7 +51,7 @@ def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None 
 
 
 def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | None]:
-    """(layout with its stages cut by time where it names no splits, filler of its bubbles or None).
+    """(the layout with splits by time if it names none, the filler of its bubbles or None).
 
     The filler is None where the model has no frozen layers: bubbles stay empty.
 
@@ -82,7 +82,7 @@ def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | N
 def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster | None = None) -> Timeline:
     """The simulated timeline of a plan's training iteration, at the times of a profile.
 
-    Without a cluster, on one machine with devices like the profiled one.
+    Without a cluster it is simulated on one machine with devices like the profiled one.
     """
     setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed, cluster=cluster)
     return simulate(plan.train, costs_of(plan.train, plan.blocks, plan.mesh, setting))
@@ -107,16 +107,17 @@ def predicted_period(profile: Profile, plan: Plan, cluster: Cluster | None = Non
 def setting_of(
     profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[str, ...] = (), cluster: Cluster | None = None
 ) -> Setting:
-    """The setting of a profile and a batch on `cluster`; None: on one machine with a device for each rank of the mesh.
+    """The setting in which a profiled model trains with `batch` samples a step on a cluster.
 
-    These devices are like the profiled one, and have no memory limit. `checkpointed`: patterns of recomputed layers.
+    `cluster`: None is one machine with a device like the profiled one, without a memory limit, for each rank of the
+    mesh. `checkpointed`: patterns of recomputed layers.
     """
     workload = Workload(batch=batch, checkpointed=checkpointed)
     return Setting(profile=profile, cluster=cluster or _one_machine(profile, mesh.num_ranks), workload=workload)
 
 
 def _one_machine(profile: Profile, num_ranks: int) -> Cluster:
-    """A cluster of equal devices, with the links that the profile holds."""
+    """A cluster of one machine with `num_ranks` devices like the profiled one, and the links of the profile."""
     link = profile.link or LINKS.get(profile.device_type, LINKS["cuda"])
     reduce = profile.reduce or AllReduce(latency=link.latency, bandwidth=link.bandwidth / 2)
     return Cluster(
@@ -131,16 +132,17 @@ def _one_machine(profile: Profile, num_ranks: int) -> Cluster:
 
 
 def _split(profile: Profile, layout: Layout) -> Iterator[BackboneLayout]:
-    """The sizes of each of several backbones with splits by measured time, where there are none yet."""
+    """The sizes of each of several backbones; a backbone without splits gets splits by measured time."""
     for number, (own, backbone) in enumerate(zip(layout.backbones, profile.graph.backbones, strict=False)):
         graph = profile.graph.alone(backbone)
         yield replace(own, splits=own.splits or _splits(profile, graph, layout.backbone(number)))
 
 
 def _listed(setting: Setting, layout: Layout) -> Layout:
-    """The layout with the orders of both backbones at once listed by the times of their stages, if these are shorter.
+    """The layout with the times of its stages, by which orders of both backbones at once are listed, if that is faster.
 
-    Else as it is: list scheduling with the true times is nearly always shorter than with equal ones, but not always.
+    Else the layout as it is, whose orders are listed by equal times. True times nearly always give a shorter iteration,
+    but not always.
     """
     if layout.schedule not in JOINT or layout.orders is not None:
         return layout
@@ -149,7 +151,7 @@ def _listed(setting: Setting, layout: Layout) -> Layout:
 
 
 def _times(profile: Profile, layout: Layout) -> Iterator[StageTimes]:
-    """Times of each stage, backbone after backbone, for one of its micro-batches on one of its replicas."""
+    """The times of each stage for one micro-batch on one of its replicas, backbone after backbone."""
     replicas = layout.replicas or (1,) * layout.stages
     for own, backbone, pipe in zip(layout.backbones, profile.graph.backbones, layout.pipes(), strict=True):
         layers = profile.graph.layers_of(backbone)
@@ -164,13 +166,16 @@ def _times(profile: Profile, layout: Layout) -> Iterator[StageTimes]:
 
 
 def _unfilled(setting: Setting, layout: Layout) -> Seconds:
-    """The iteration of a layout whose frozen work comes first."""
+    """The simulated seconds of an iteration of a layout whose frozen work comes first."""
     train, blocks = build_train_schedule(setting.graph, layout, pricing=pricing_of(setting))
     return simulate(train, costs_of(train, blocks, layout.mesh, setting)).makespan
 
 
 def _branch_splits(setting: Setting, layout: Layout) -> tuple[str, ...]:
-    """First layers of stages on branches, for such orders over a model listed branch by branch; else ()."""
+    """The first layers of stages 1, 2, ... on the branches of a model, for the schedule `graphpipe`.
+
+    () for any other schedule, for a layout with replicas, or if the model has no branches.
+    """
     judge = Judge(setting=setting)
     if layout.schedule != GRAPHPIPE or layout.replicas or judge.tables.tree is None:
         return ()
@@ -181,7 +186,7 @@ def _branch_splits(setting: Setting, layout: Layout) -> tuple[str, ...]:
 
 
 def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, ...]:
-    """First layers of stages 1, 2, ... so that the slowest stage is as fast as possible; replicas are not looked at."""
+    """The first layers of stages 1, 2, ... whose slowest stage is fastest; replicas are not counted."""
     layers = graph.backbone_layers
     size = layout.batch / (layout.data_parallel * layout.microbatches)
     num_blocks = layout.num_blocks()
@@ -190,7 +195,7 @@ def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, .
     share = float(sum(share for _, share in graph.probes))
 
     def forward(name: str) -> Seconds:
-        """Time of the layer's forward, probes included by the time that they save."""
+        """Seconds of the layer's forward, and of its probes by the share of samples that have one."""
         return profile.forward(name, size) + share * profile.forward_only(name, size)
 
     times = [forward(name) + profile.input_grad(name, size) + profile.weight_grad(name, size) for name in layers]

@@ -1,4 +1,4 @@
-"""Steps whose micro-batches have several sizes: the sizes of drawn steps, and the mean of their times.
+"""The mean time of steps whose micro-batches have several sizes of samples.
 
 A step that mixes sizes takes longer than one whose micro-batches all take the mean time, because stages wait for the
 longer ones. So steps are drawn from the shares of the sizes, as runs draw them. Each micro-batch has the prices of its
@@ -22,14 +22,14 @@ from diffusionpipe.timing.prices import host_times_of, price_of
 from diffusionpipe.units import Seconds
 
 DRAWN = 32
-"""Steps that are drawn."""
+"""The number of steps that are drawn for a mean."""
 
 
 def mean_step(profile: Profile, plan: Plan, run: int, cluster: Cluster | None = None, *, steps: int = DRAWN) -> Seconds:
-    """The mean seconds of an iteration over drawn steps of a plan; `run`: samples in a row that have one size.
+    """The mean seconds of an iteration of a plan over `steps` steps whose sizes of samples are drawn by their shares.
 
-    Copies of the pipeline run in step, so the slowest counts. Without a cluster, on one machine with devices like the
-    profiled one.
+    `run`: samples in a row that have one size. In each step the slowest copy of the pipeline counts. Without a cluster
+    the plan runs on one machine with devices like the profiled one.
     """
     setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed, cluster=cluster)
     prices = [
@@ -50,9 +50,9 @@ def mean_step(profile: Profile, plan: Plan, run: int, cluster: Cluster | None = 
 
 
 def drawn_rows(shares: Sequence[float], *, run: int, batch: int, steps: int) -> Iterator[tuple[int, ...]]:
-    """For each step the size number of each sample of its batch; the size furthest below its share comes next.
+    """The number of the size of each sample of a batch, for each of `steps` steps, drawn by the shares of the sizes.
 
-    `run`: samples in a row that have one size.
+    The size furthest below its share comes next. `run`: samples in a row that have one size.
 
     >>> list(drawn_rows((0.75, 0.25), run=1, batch=4, steps=2))
     [(0, 0, 1, 0), (0, 0, 1, 0)]
@@ -74,10 +74,10 @@ def step_time(
     """The seconds of a step whose micro-batches have these sizes.
 
     Args:
-        schedule: its schedule, whose graph is `graph`.
-        prices: its costs where all samples have one size, by size.
+        schedule: the schedule of the step, whose graph is `graph`.
+        prices: the schedule's costs if all samples had one size, by the number of the size.
         read: the number of the size of each row that stages read.
-        written: the same of each row that is encoded, which belongs to the next step where a plan encodes ahead.
+        written: the number of the size of each row that is encoded; where a plan encodes ahead, rows of the next step.
         graph: the events of the schedule.
     """
     # Each event has a work of its own, so that two micro-batches of a stage may have two prices.
@@ -96,7 +96,7 @@ def step_time(
 
 
 def _rows(schedule: Schedule, action: Action) -> tuple[Range | None, bool]:
-    """The rows of the batch that an action works on, None for none, and whether it is frozen work."""
+    """(rows of the batch that an action works on or None, whether these are rows of frozen work)."""
     placement = schedule.placement
     if action.slot is not None and action.op is Op.ENCODE:
         return schedule.fills[action.slot].samples, True

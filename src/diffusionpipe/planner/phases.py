@@ -1,4 +1,4 @@
-"""The memory of the ranks of a run beside its training: while it validates, draws samples and decodes them.
+"""The peak memory of the ranks of a run outside training: while it validates, draws samples and decodes them.
 
     training      the rest  + activations, messages, workspace
     averages in   the rest  + the largest parameter, which changes places with its average; or, where parameters
@@ -28,10 +28,12 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """The bytes of one worker at the peak of each phase of a run, beside the bytes of `Trait.LASTING`."""
+    """The peak bytes of one worker in each phase of a run, without the bytes of `Trait.LASTING`."""
 
     validation: Bytes
+    """Bytes while the run validates; 0 if it does not."""
     drawing: Bytes
+    """Bytes while samples are drawn; 0 if none are."""
     decoding: Bytes
     """Bytes while pictures are decoded; 0 on workers that show no pictures."""
     averages: Bytes
@@ -41,14 +43,14 @@ class Phases:
 
     @property
     def peak(self) -> Bytes:
-        """The most bytes of all phases, beside the bytes of `Trait.LASTING`."""
+        """The most bytes in any phase, without the bytes that last between steps."""
         return max(self.exchange, self.averages + max(self.validation, self.drawing, self.decoding))
 
 
 def phases_of(
     setting: Setting, plan: Plan, *, validates: bool = True, pictures: int = 0, room: Bytes = 0
 ) -> tuple[Phases, ...]:
-    """The peaks of the phases beside training, for each worker of a plan, by worker.
+    """The peak bytes in each phase outside training, for each worker of a plan, by worker.
 
     Args:
         setting: the run's setting.
@@ -79,7 +81,10 @@ def phases_of(
 
 
 def _validation(setting: Setting, plan: Plan) -> list[Bytes]:
-    """Rows of raw inputs and frozen outputs, and the encoders or the forwards, of which one needs more."""
+    """Bytes while the run validates, by worker: its rows, and the encoders or the forwards, whichever needs more.
+
+    The rows hold raw inputs and frozen outputs.
+    """
     graph, placement = setting.graph, plan.validate.placement
     uses = forward_uses(setting.profile, plan.validate, plan.blocks, graph.backbone_layers)
     rows = [use.frozen_outputs for use in predict(setting, plan.validate, plan.blocks, plan.mesh).memory]
@@ -95,7 +100,10 @@ def _validation(setting: Setting, plan: Plan) -> list[Bytes]:
 
 
 def _drawing(setting: Setting, plan: Plan, schedule: Schedule) -> list[Bytes]:
-    """Conditions of all rows, and the encoders that make them, or a step of denoising."""
+    """Bytes while a schedule draws, by worker: the conditions of all rows, and the encoders or a denoising step.
+
+    Of the encoders that make the conditions and a step of denoising the one that needs more counts.
+    """
     graph = setting.graph
     name = drawing_backbone(schedule)
     backbone = next(one for one in graph.backbones if one.name == name)
@@ -112,13 +120,13 @@ def _drawing(setting: Setting, plan: Plan, schedule: Schedule) -> list[Bytes]:
 
 
 def _copies(setting: Setting, use: ForwardUse) -> Bytes:
-    """Weights as layers read them that are stored wider."""
+    """Bytes of the narrow copies of a worker's weights that layers read, if the weights are stored wider."""
     again = checkpointed_layers(setting.workload, setting.graph.backbone_layers)
     return sum(copies_of(layer, setting.profile, setting.workload, again) for layer in use.layers)
 
 
 def _trained(plan: Plan, worker: int) -> set[str]:
-    """The layers of the worker's trained stages."""
+    """The names of the layers of a worker's trained stages."""
     placement = plan.train.placement
     return {
         name
@@ -129,7 +137,7 @@ def _trained(plan: Plan, worker: int) -> set[str]:
 
 
 def _exchange(ledger: Ledger, layers: Collection[str]) -> tuple[Bytes, Bytes]:
-    """Bytes of the averages while they are in the parameters' place, and while they come there."""
+    """(bytes held while the averages are in the place of the parameters, bytes held while they change places)."""
     names = ledger.graph.parameters_of(layers)
     held = [held for name, held in ledger.trained.items() if name in names and held.ema]
     if any(one.parameters < one.ema for one in held):

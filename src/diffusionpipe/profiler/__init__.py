@@ -1,4 +1,4 @@
-"""The costs of every layer of a model: measured on a device, or computed for one that is not there.
+"""The costs of every layer of a model: measured on a device, or computed for a device that this machine lacks.
 
 It offers:
 

@@ -1,4 +1,4 @@
-"""A profile of a device that is not there: operations and bytes counted on fake tensors, over the device's rates.
+"""A profile for a device that this machine lacks: operations and bytes, counted on fake tensors, over its rates.
 
 Every operation's work is affine in the batch size, so two counts give all sizes; where torch chooses other operations
 for another size, that size is counted by itself.
@@ -21,7 +21,7 @@ from diffusionpipe.profiler.roofline import layer_seconds
 from diffusionpipe.units import Seconds
 
 _COUNTED = (2, 4)
-"""Batch sizes that are counted; 1 is none of them because torch treats dimensions of size 1 in other ways."""
+"""The batch sizes that are counted; not 1, because torch treats dimensions of size 1 in other ways."""
 
 Counts = dict[str, LayerCount]
 _Clock = Callable[[Sequence[Operation]], Seconds]
@@ -37,11 +37,11 @@ def analytic_profile(
     mode: Mode = EAGER,
     progress: Report | None = None,
 ) -> Profile:
-    """A profile with the computed times and memory of every layer on the device of that name, in that mode.
+    """A profile with the computed times and memory of every layer on a device, with the kernels of a mode.
 
     `device`: a name in `diffusionpipe.costs.devices`. I and W are as in a measured profile: W is the whole backward
-    less I. A forward without gradients runs the same operations, so no time of its own is given for it. `progress` is
-    called with (layers counted, all).
+    less I. A forward without gradients runs the same operations, so the profile has no times of its own for it.
+    `progress` is called with (layers counted, all).
 
     Raises:
         ConfigError: the device is not known, or there is no batch size.
@@ -101,7 +101,7 @@ def counts_at(
     device_type: str,
     progress: Report | None = None,
 ) -> list[Counts]:
-    """For each batch size, the operations and bytes of every layer, by layer.
+    """For each of these batch sizes, in order: layer -> its operations and bytes.
 
     `progress` is called with (layers counted, all).
     """
@@ -121,9 +121,9 @@ def counts_at(
 
 
 def with_kept(profile: Profile, graph: LayerGraph) -> Profile:
-    """The profile with the bytes that split backwards keep, counted at its batch sizes; all else is as it was.
+    """The profile with the bytes that layers keep from op I to op W added, counted at the profile's batch sizes.
 
-    For profiles of older versions, which lack them. `graph` is the model that was profiled.
+    It is for profiles of older versions, which lack these bytes. `graph` is the model that was profiled.
     """
     columns = counts_at(
         profile.batch_sizes, graph, profile.graph, precision=profile.precision, device_type=profile.device_type
@@ -164,7 +164,7 @@ def _names(count: LayerCount) -> list[tuple[str, str]]:
 
 
 def _between(low: LayerCount, high: LayerCount, batch: int) -> LayerCount:
-    """The count for a batch on the straight line through both."""
+    """A layer's count for `batch` samples, on the straight line through its counts at the two `_COUNTED` sizes."""
     share = (batch - _COUNTED[0]) / (_COUNTED[1] - _COUNTED[0])
 
     def at(one: float, other: float) -> float:
@@ -211,7 +211,7 @@ def _layer_profile(name: str, counts: Sequence[LayerCount], seconds: _Clock, dis
 
 
 def _backward(count: LayerCount, seconds: _Clock, dispatch: Seconds) -> tuple[Seconds, Seconds]:
-    """I and W; passing views on still costs the host a call."""
+    """(seconds of I, seconds of W) of a layer; one that only passes views on still costs the host one `dispatch`."""
     whole = seconds(count.backward)
     if count.has_inputs or count.is_trained:
         whole = max(whole, dispatch)

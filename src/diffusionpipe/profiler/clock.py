@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 FIRST_SLEEP: Seconds = 0.002
-"""First sleep of a device, before anything is known of the host."""
+"""The first time for which a device sleeps, before it is known how long the host needs."""
 RESOLUTION: Seconds = 5e-7
-"""Resolution of the times between events of CUDA. Work that was computed has taken at least this time."""
+"""The resolution of the times between events of CUDA, and the least time that is measured."""
 
 
 class Mark(Protocol):
@@ -45,7 +45,7 @@ class Mark(Protocol):
 
 
 class Queue(Protocol):
-    """A device that computes beside its host, which issues the work: the host's clock, sleeps and marks."""
+    """The methods to time a device that computes beside its host, which issues the work: clock, sleeps and marks."""
 
     def now(self) -> Seconds:
         """The host's time in seconds."""
@@ -63,7 +63,7 @@ class CudaQueue:
 
     device: torch.device
     cycles: float
-    """Cycles of its sleep in a second."""
+    """The number of the GPU's clock cycles in a second, by which its sleep is counted."""
 
     @classmethod
     def of(cls, device: torch.device) -> "CudaQueue":
@@ -97,35 +97,35 @@ class Took:
     """The seconds that some work took on the device, and the seconds in which the host issued it."""
 
     device: Seconds
+    """The time of the device."""
     host: Seconds = 0.0
-    """Time of the host, in seconds; 0 where host and device are one."""
+    """The time of the host; 0 where host and device are the same, as for a CPU."""
 
 
 @dataclass(slots=True)
 class Clock:
-    """Times what runs on a device: by events of its stream on a GPU, by clocks of the processor on a CPU.
+    """Measures the time of work on a device: by events of its stream on a GPU, by clocks of the processor on a CPU.
 
-    On a CPU with one thread it counts the thread's own processor time, so that other programs on the machine, which
-    training would not share it with, do not count; torch then runs a backward in the calling thread too. Mutable: it
-    learns how long the device must sleep.
+    On a CPU with one thread it counts the thread's own processor time, so that other programs on the machine do not
+    count; torch then runs a backward in the calling thread too. On a GPU it adapts how long the device must sleep.
     """
 
     device: torch.device
     queue: Queue | None = None
-    """The queue of a device that computes beside its host; None: host and device are one."""
+    """The queue of a device that computes beside its host; None: host and device are the same."""
     was_late: bool = False
     """Whether a device has waited for its host since this was set to False."""
     _sleep: Seconds = field(default=FIRST_SLEEP, init=False)
 
     @classmethod
     def of(cls, device: torch.device) -> "Clock":
-        """The clock for a device: by its stream for a GPU, else by the host's clocks."""
+        """A clock for a device: a GPU's uses its stream, any other the host's clocks."""
         return cls(device, CudaQueue.of(device) if device.type == "cuda" else None)
 
     def apart(self, function: Callable[[], T]) -> tuple[T, Took]:
-        """The function's result, and the times that it took on the device and on the host, apart from each other.
+        """Run a function; returns its result, and its time on the device and on the host, apart from each other.
 
-        If the device had to wait for the host, `was_late` is set and its time is too long.
+        If the device had to wait for the host, `was_late` is set, and the device's time is too long.
         """
         queue = self.queue
         if queue is None:
@@ -142,7 +142,7 @@ class Clock:
         return result, Took(max(begin.elapsed_time(end) / 1000, RESOLUTION), host)  # [3]
 
     def time(self, function: Callable[[], T]) -> tuple[T, Seconds]:
-        """The function's result and the seconds that it took; on a GPU it waits for the device before and after."""
+        """Run a function; returns its result and the seconds that it took. It waits for a GPU before and after."""
         if self.device.type != "cuda":
             now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
             start = now()
@@ -187,5 +187,5 @@ class CudaPeak:
         return torch.cuda.max_memory_allocated(self.device)
 
     def restart_peak(self) -> None:
-        """Let the peak be counted again, from the bytes that live now."""
+        """Set the peak to the bytes that live now; from then on it is counted again."""
         torch.cuda.reset_peak_memory_stats(self.device)

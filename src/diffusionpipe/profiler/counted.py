@@ -25,21 +25,27 @@ class LayerCount:
     """The operations of one layer's forward and backward at one batch size, and the bytes of its tensors."""
 
     forward: tuple[Operation, ...]
+    """The operations of the forward."""
     input_grad: tuple[Operation, ...]
+    """The operations of the gradient of the inputs alone."""
     backward: tuple[Operation, ...]
     """The operations of the whole backward."""
     has_inputs: bool
     """Whether an input needs a gradient."""
     is_trained: bool
+    """Whether a parameter of the layer is trained."""
     activation: Bytes
+    """Bytes that the layer keeps for its backward, as in `LayerProfile`."""
     workspace: Bytes
+    """Temporary bytes while the layer runs, as in `LayerProfile`."""
     drawing: Bytes
     """Bytes of the forward at its peak where nothing is kept for a backward, as in `LayerProfile`."""
     kept: Bytes
+    """Bytes that the layer keeps from its I to its W besides tensors that it reads, as in `LayerProfile`."""
     kept_reads: tuple[str, ...]
     """The tensors that the layer reads and leaves for its W, as in `LayerProfile`."""
     cast: tuple[Operation, ...] = ()
-    """Copying its weights, once in an iteration."""
+    """The operations that copy the layer's weights to autocast's type, once in an iteration."""
     copies: Bytes = 0
     """Bytes of the copies of the weights that `cast` makes."""
 
@@ -81,7 +87,7 @@ def count_layers(
 
 
 def _casts(precision: str, device_type: str) -> Callable[[], AbstractContextManager[object]]:
-    """Autocast as on a device of that type."""
+    """A function that makes contexts with autocast as on a device of this type; without effect but for bfloat16."""
 
     @contextmanager
     def context() -> Iterator[None]:
@@ -97,15 +103,22 @@ def _casts(precision: str, device_type: str) -> Callable[[], AbstractContextMana
 
 @dataclass(slots=True)
 class _Traces:
-    """The operations of one run. Mutable: filled by it."""
+    """The operations of one run of a layer, by part of the run; the run fills them in."""
 
     run: LayerRun
+    """The run whose operations are noted."""
     cast: OperationTrace = field(default_factory=OperationTrace)
+    """The operations that copy the weights."""
     forward: OperationTrace = field(default_factory=OperationTrace)
+    """The operations of the forward."""
     input_grad: OperationTrace = field(default_factory=OperationTrace)
+    """The operations of the gradient of the inputs alone."""
     backward: OperationTrace = field(default_factory=OperationTrace)
+    """The operations of the whole backward."""
     is_differentiated: bool = False
+    """Whether the layer has a backward."""
     copies: Bytes = 0
+    """Bytes of the copies of the weights."""
 
     def trace_cast(self) -> None:
         """Note the operations that copy the weights to the narrow type."""
@@ -114,19 +127,22 @@ class _Traces:
         self.copies = sum(copy.nbytes for copy in self.run.casts.copies)
 
     def trace_input_grad(self, starts: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """The gradient of the inputs alone, which leaves the graph for the whole backward."""
+        """Compute the gradient of the inputs alone, and note its operations; the graph stays for the whole backward.
+
+        `starts`, `gradients`: the outputs from which the backward starts, and their gradients.
+        """
         self.is_differentiated = True
         if self.run.differentiable:
             with self.input_grad:
                 torch.autograd.grad(starts, self.run.differentiable, gradients, retain_graph=True, allow_unused=True)
 
     def repeat(self, other: "_Traces") -> None:
-        """Take over a backward that is the same."""
+        """Copy the operations of the backward from the traces of an equal layer."""
         self.input_grad, self.backward = other.input_grad, other.backward
         self.is_differentiated = other.is_differentiated
 
     def count(self, activation: Bytes, memory: MemoryRun, kept_reads: tuple[str, ...]) -> LayerCount:
-        """The layer's count, with its operations and its bytes."""
+        """The layer's count: the noted operations, and the bytes in the arguments."""
         return LayerCount(
             forward=tuple(self.forward.operations),
             input_grad=tuple(self.input_grad.operations),
@@ -145,7 +161,7 @@ class _Traces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """A backward that was counted; many layers of a model are alike."""
+    """The operations and bytes of a backward that was counted, to be used for equal layers."""
 
     traces: _Traces
     run: KnownRun
@@ -154,7 +170,11 @@ class _Known:
 def _count(
     layer: Layer, run: LayerRun, ledger: KeptBytes, known: dict[Hashable, _Known]
 ) -> tuple[dict[str, Tensor], _Traces, MemoryRun]:
-    """The outputs of the layer, its operations and its memory. A backward like one of `known` is not run again."""
+    """Run a layer; returns its outputs by name, its operations and its memory.
+
+    The bytes that it keeps are added to `ledger`. A backward equal to one in `known` is not run again, and a new one is
+    added there.
+    """
     traces = _Traces(run=run)
     traces.trace_cast()
     key: Hashable = None
@@ -184,11 +204,11 @@ def _count(
 
 
 def autograd_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Hashable:
-    """A key of an autograd graph: graphs with equal keys, and equal forwards, run the same operations backward.
+    """A key of an autograd graph: graphs with equal keys and equal forwards run the same operations in the backward.
 
-    First the inputs and outputs, how they lie in memory, and the node where each output gets its gradient (-1: none).
-    Then the nodes in the order in which they are found: kind, and where they pass gradients on to; for a leaf which of
-    the inputs it is, or the shape and dtype of a parameter.
+    Its first part has the shapes, strides and dtypes of inputs and outputs, and the node where each output gets its
+    gradient (-1: none). Its second part has the nodes in the order in which they are found: each with its kind and the
+    nodes to which it passes gradients; a leaf with the number of its input, or the shape and dtype of its parameter.
 
     >>> x, weight = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     >>> (_, starts), nodes = autograd_graph([x * weight], [x])

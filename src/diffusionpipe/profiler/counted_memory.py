@@ -1,4 +1,4 @@
-"""The memory that one layer keeps and needs besides, from one run of it; on real and on fake tensors alike."""
+"""The memory that one layer keeps for its backward, and its temporary memory, from one run on real or fake tensors."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,11 +13,11 @@ from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.units import Bytes
 
 BeforeBackward = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
-"""Called with the outputs that a backward starts from and their gradients."""
+"""A function that is called with the outputs from which a backward starts, and their gradients."""
 
 
 class Gauge(Protocol):
-    """Counts the bytes of tensors that live, now and at their peak."""
+    """The methods of a counter of the bytes of tensors that live, now and at their peak."""
 
     @property
     def live(self) -> Bytes:
@@ -30,7 +30,7 @@ class Gauge(Protocol):
         ...
 
     def restart_peak(self) -> None:
-        """Let the peak be counted again, from the bytes that live now."""
+        """Set the peak to the bytes that live now; from then on it is counted again."""
         ...
 
 
@@ -39,9 +39,9 @@ class PutAside:
     """The bytes that a layer's op I keeps for its op W, and which of the layer's inputs; weights do not count."""
 
     own: Bytes = 0
-    """Gradients, and inputs of its modules that the layer has made itself."""
+    """Bytes of gradients, and of inputs of its modules that the layer has made itself."""
     reads: tuple[int, ...] = ()
-    """Which of the tensors that the layer reads stay too, by their position."""
+    """The positions, among the tensors that the layer reads, of the tensors that stay too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,15 @@ class MemoryRun:
     written: tuple[Tensor, ...]
     """The outputs of the layer, detached."""
     kept: SavedStorages
+    """The storages of the tensors that the layer keeps for its backward."""
     forward: Bytes
-    """Bytes of the forward at its peak beyond those left at its end."""
+    """Bytes of the forward at its peak, less the bytes at its end."""
     backward: Bytes
-    """Bytes of the backward at its peak beyond those at its start, the gradients of the outputs included."""
+    """Bytes of the backward at its peak, less the bytes at its start; the gradients of the outputs are included."""
     drawing: Bytes
-    """Bytes of a forward that keeps nothing at its peak, its outputs included."""
+    """Bytes, at its peak, of a forward that keeps nothing for a backward; its outputs are included."""
     put_aside: PutAside
+    """The tensors that the layer's I keeps for its W."""
 
     @property
     def workspace(self) -> Bytes:
@@ -70,15 +72,18 @@ class MemoryWatch:
     """Contexts around a layer's forward and backward, and functions that are called between them."""
 
     forward: AbstractContextManager[object]
+    """The context of the forward."""
     backward: AbstractContextManager[object]
+    """The context of the backward."""
     before_backward: BeforeBackward
+    """Called before the backward."""
     known: Callable[[Sequence[Tensor]], "KnownRun | None"]
-    """(outputs) -> the peaks of an equal run, if there was one: the rest of this run is then left out. Else None."""
+    """(outputs) -> the bytes of an equal run, so that the rest of this run is left out; None: no such run is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRun:
-    """The bytes at the peaks of backward and drawing that an equal run of a layer has had."""
+    """The bytes of an earlier run of an equal layer; the fields are as in `MemoryRun`."""
 
     backward: Bytes
     drawing: Bytes
@@ -88,7 +93,7 @@ class KnownRun:
 def run_for_memory(run: LayerRun, gauge: Gauge, watch: MemoryWatch | None = None) -> MemoryRun:
     """Run a layer forward and backward; returns its outputs, the storages that it keeps, and its bytes at the peaks.
 
-    `gauge`: counts bytes. `watch`: contexts and functions around the passes; None: none. Where its `known` remembers an
+    `gauge`: counts bytes. `watch`: contexts and functions around the passes; None: none. If its `known` returns an
     equal run, only the forward runs.
     """
     watch = watch or MemoryWatch(

@@ -1,4 +1,4 @@
-"""The bytes of a VAE that decodes, counted on fake tensors: neither weights nor the device are needed.
+"""The bytes that a VAE needs to decode, counted on fake tensors: neither weights nor the device are needed.
 
     latents ──> decoder ──> picture        whole: one run of `decode`
     latents ──> tile, tile, tile ──> blended     tiled: one run on a tile, beside all tiles that are done
@@ -29,7 +29,7 @@ class DecodingRun:
     """The bytes that one `decode` of a VAE takes at its peak, and the bytes of its picture."""
 
     peak: Bytes
-    """Bytes beside weights and latents, the picture included."""
+    """Bytes at the peak besides weights and latents; the picture is included."""
     written: Bytes
     """Bytes of the picture."""
 
@@ -60,7 +60,7 @@ def decoding_of(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = tor
 
 
 def _written(first: DecodingRun, tiles: Sequence[tuple[int, int]], count: int) -> Bytes:
-    """Bytes of the pictures of `count` tiles."""
+    """Bytes of the pictures of the first `count` tiles; `first`: the run on the first tile."""
     area = sum(height * width for height, width in tiles[:count])
     return first.written * area // prod(tiles[0])
 
@@ -73,7 +73,10 @@ def decoding_of_graph(graph: LayerGraph) -> Decoding | None:
 
 
 def run_decoder(vae: Any, latents: Sequence[int], dtype: torch.dtype = torch.float32) -> DecodingRun:
-    """Run `decode` on fake latents of the shape (B, ...), as the VAE is set; returns its bytes. Nothing is computed."""
+    """Run `decode` on fake latents of the shape (B, ...), with the VAE's present settings; returns its bytes.
+
+    No number is computed.
+    """
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), _fake(vae, dtype), torch.no_grad():
         read = torch.zeros(tuple(latents), dtype=dtype)

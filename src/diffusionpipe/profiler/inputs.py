@@ -1,4 +1,4 @@
-"""Raw inputs to run a model on when there is no data: of the right shapes, with values that a layer can read."""
+"""Random raw inputs to run a model without data: they have the right shapes, and values that layers can read."""
 
 from collections.abc import Iterator
 
@@ -46,7 +46,7 @@ def check_memory(model: ModelGraph, batch: int) -> None:
     Linux hands out more memory than it has, and would kill the process later.
 
     Raises:
-        MemoryError: there is less.
+        MemoryError: there is less free memory.
     """
     free = free_memory()
     needed = batch * max(sum(model.tensor(t).num_bytes for t in {*one.reads, *one.writes}) for one in model.layers)

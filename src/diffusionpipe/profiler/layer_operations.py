@@ -41,9 +41,9 @@ from diffusionpipe.units import Seconds
 
 REPEATS = 5
 _SIDE = 1024
-"""Rows and columns of the product that measures the machine's peak."""
+"""The rows and columns of the matrices whose product measures the machine's peak of computing."""
 _COPIED = 2**26
-"""Bytes of the copy that measures its bandwidth."""
+"""The number of bytes of the copy that measures the machine's bandwidth."""
 
 Timed = tuple[Operation, Seconds]
 
@@ -51,9 +51,10 @@ Timed = tuple[Operation, Seconds]
 def computed_operations(
     graph: LayerGraph, model: ModelGraph, *, device: str, precision: str, samples: int, progress: Report = silent
 ) -> OperationReport:
-    """The computed times and work of every layer's operations on a known device, for `samples` samples.
+    """A report of the computed times and the work of every layer's operations on a known device.
 
-    `device`: its name in `diffusionpipe.costs.devices`. `progress` is called with (layers done, all).
+    `device`: its name in `diffusionpipe.costs.devices`. `samples`: the batch size. `progress` is called with (layers
+    done, all).
 
     Raises:
         ConfigError: the device is not known.
@@ -98,10 +99,10 @@ def measured_operations(
     repeats: int = REPEATS,
     progress: Report = silent,
 ) -> OperationReport:
-    """The measured times and the work of every layer's operations on this machine, in medians of `repeats` passes.
+    """A report of the measured times and the work of every layer's operations on this machine.
 
-    `device`: "cpu" or "cuda". On a CPU this process keeps its freed memory from then on, as in `profile_model`.
-    `progress` is called with (layers done, all).
+    Times are medians of `repeats` passes. `samples`: the batch size. `device`: "cpu" or "cuda". On a CPU this process
+    keeps its freed memory from then on, as in `profile_model`. `progress` is called with (layers done, all).
     """
     place = torch.device(device)
     if place.type == "cpu":
@@ -140,19 +141,19 @@ def measured_operations(
 
 
 class _Limits:
-    """The peaks of a known device."""
+    """The peak of computing and the bandwidth of a known device."""
 
     def __init__(self, rates: DeviceRates) -> None:
         self._rates = rates
 
     def times(self, operation: Operation) -> tuple[Seconds, Seconds]:
-        """The least time of an operation's arithmetic and of its bytes."""
+        """(least seconds for an operation's arithmetic, least seconds for moving its bytes) on the device."""
         peak = self._rates.peak(operation.dtype, is_convolution=operation.kind is SpeedLimit.CONVOLUTION)
         return operation.flops / peak, operation.num_bytes / self._rates.bandwidth
 
 
 class _Measured:
-    """The peaks of this machine: of one large product in float32, and of one large copy."""
+    """The peak of computing and the bandwidth of this machine, by one large product in float32 and one large copy."""
 
     def __init__(self, device: torch.device) -> None:
         one, other = (torch.randn(_SIDE, _SIDE, device=device) for _ in range(2))
@@ -162,7 +163,7 @@ class _Measured:
         self.bandwidth = 2 * _COPIED / _shortest(copied.clone, device)  # read and written
 
     def times(self, operation: Operation) -> tuple[Seconds, Seconds]:
-        """The least time of an operation's arithmetic and of its bytes."""
+        """(least seconds for an operation's arithmetic, least seconds for moving its bytes) on this machine."""
         return operation.flops / self.peak, operation.num_bytes / self.bandwidth
 
 
@@ -172,14 +173,16 @@ def _shortest(work: Callable[[], object], device: torch.device) -> Seconds:
 
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """The time of some work: computing, and waiting for something of its own."""
+    """The time of some work: the time in which it computed, and the time in which it waited by itself."""
 
     computing: Seconds
+    """Time in which the work computed."""
     waiting: Seconds
+    """Time of waits that the work itself asked for, such as sleeps; 0 on a GPU and with several threads."""
 
 
 def _timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, _Took]:
-    """The result of the work and its time; on a GPU and with several threads all of it counts as computing."""
+    """Run some work; returns its result and its time. On a GPU or with several threads all time is computing."""
     own = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     _wait(device)
     start, began, waits = time.perf_counter(), own(), _own_waits()
@@ -191,12 +194,12 @@ def _timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, _Took]:
 
 
 def _own_waits() -> int:
-    """How often this thread has given up its core by itself, as a sleep does."""
+    """The number of times that this thread has given up its core by itself, as a sleep does."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _typical(took: Sequence[_Took]) -> Seconds:
-    """The median of computing, with the least wait: other programs do not disturb every pass."""
+    """The median of the computing times plus the least waiting time: other programs do not disturb every pass."""
     return median(one.computing for one in took) + min(one.waiting for one in took)
 
 
@@ -223,11 +226,14 @@ class _TimedTrace(OperationTrace):  # type: ignore[no-untyped-call]  # torch has
 
 
 Pass = tuple[list[Timed], Seconds]
-"""The operations of a pass with their medians, and the median of the pass itself."""
+"""(operations of a layer's forward or backward with their median times, median time of it without their timing)."""
 
 
 def _measure(run: LayerRun, device: torch.device, repeats: int) -> tuple[tuple[Tensor, ...], tuple[Pass, Pass]]:
-    """The outputs of the layer, and its forward and backward."""
+    """Measure a layer; returns its outputs, and the times of its (forward, backward) and of their operations.
+
+    `repeats` passes time each operation, and as many only the whole forward and backward.
+    """
     written, *_ = _once(run, device, None)  # what is done once, such as choosing kernels, is done now
     plain: list[tuple[_Took, _Took]] = []
     traced: list[tuple[_TimedTrace, _TimedTrace]] = []
@@ -245,7 +251,10 @@ def _measure(run: LayerRun, device: torch.device, repeats: int) -> tuple[tuple[T
 def _once(
     run: LayerRun, device: torch.device, traces: tuple[_TimedTrace, _TimedTrace] | None
 ) -> tuple[tuple[Tensor, ...], _Took, _Took]:
-    """The outputs, the time of a forward and of a whole backward; with traces the times are of no use."""
+    """Run a layer once; returns its outputs, the time of its forward and the time of its whole backward.
+
+    `traces`: note the operations of forward and backward with their times; they make the returned times too long.
+    """
     outputs, forward = _traced(run.forward, device, traces[0] if traces else None)
     written = tuple(output.detach() for output in outputs)
     starts, gradients = run.gradients_like(outputs)
@@ -262,7 +271,10 @@ def _traced(work: Callable[[], Any], device: torch.device, trace: _TimedTrace | 
 
 
 def _medians(traces: Sequence[_TimedTrace]) -> list[Timed]:
-    """Each operation with its time; where passes run different ones, the last pass's operations with its times."""
+    """Each operation with its median time over the passes.
+
+    If passes ran different operations, the operations of the last pass with their times in it.
+    """
     last = traces[-1]
     if len({tuple(operation.name for operation in trace.operations) for trace in traces}) > 1:
         return [(operation, took.computing) for operation, took in zip(last.operations, last.took, strict=True)]
@@ -273,7 +285,10 @@ def _medians(traces: Sequence[_TimedTrace]) -> list[Timed]:
 def _uses(
     layer: Layer, timed: Sequence[Timed], whole: Seconds, limits: _Limits | _Measured, *, is_backward: bool
 ) -> Iterable[OperationUse]:
-    """A line for each kind of operation, and one for the time outside them; none where nothing ran."""
+    """A layer's use of its time: an entry for each kind of operation, and one for the time outside of all operations.
+
+    Nothing if nothing ran. `whole`: the time of the layer's forward or backward, with the operations `timed`.
+    """
     kinds: dict[str, list[Timed]] = defaultdict(list)
     for operation, seconds in timed:
         kinds[operation.name].append((operation, seconds))

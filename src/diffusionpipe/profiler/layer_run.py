@@ -1,4 +1,4 @@
-"""One layer, run by itself as a stage runs it: forward, gradient of its inputs, whole backward."""
+"""One layer that runs alone, as a stage runs it: forward, gradient of its inputs, whole backward."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,27 +17,30 @@ from diffusionpipe.runtime.machine.buffers import storage_of
 from diffusionpipe.units import Seconds
 
 MIN_SHARE = 0.02
-"""Least share of a whole backward for W where anything is trained: noise must not make it 0 or negative."""
+"""The least share of a whole backward for W if a parameter is trained: noise must not make it 0 or negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """A layer with one batch of its inputs, ready to run forward and backward; its parameters lie beside these."""
+    """A layer with one batch of its inputs, ready to run forward and backward; its parameters are on their device."""
 
     layer: Layer
     component: nn.Module
+    """The component that has the layer's modules."""
     reads: Mapping[str, Tensor]
-    """Detached; those that need a gradient require one."""
+    """The layer's inputs by name, detached; inputs that need a gradient require one."""
     trained: tuple[nn.Parameter, ...]
+    """The layer's trained parameters."""
     is_frozen: bool
+    """Whether the layer is frozen, so that it has no backward."""
     context: Callable[[], AbstractContextManager[object]]
-    """Autocast, entered for each forward."""
+    """Makes the context of autocast, which is entered for each forward."""
     forwards: tuple[tuple[nn.Module, Forward], ...]
-    """Forwards of its modules that read copies of weights."""
+    """Modules of the layer, each with a forward that reads a copy of its weights."""
     weights: tuple[nn.Parameter, ...]
-    """The parameters that are copied for them."""
+    """The parameters that are copied for these forwards."""
     casts: Casts
-    """The copies; `cast` makes them again each time."""
+    """The copies of the weights; `cast` makes them again each time."""
     narrow: torch.dtype | None
     """The type of the copies; None without autocast."""
 
@@ -47,7 +50,7 @@ class LayerRun:
         return [tensor for tensor in self.reads.values() if tensor.requires_grad]
 
     def cast(self) -> None:
-        """Copy the weights in autocast's dtype, as a stage does once in an iteration; without autocast none."""
+        """Copy the weights in autocast's dtype, as a stage does once in an iteration; nothing without autocast."""
         self.casts.drop()
         if self.narrow is not None:
             self.casts.make(self.weights, self.narrow)
@@ -64,16 +67,17 @@ class LayerRun:
         return written
 
     def input_grad(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """The gradients of `differentiable`, None for an input on which no output depends; parameters get none.
+        """The gradients of the inputs in `differentiable`; None for an input on which no output depends.
 
-        `outputs`, `gradients`: from which the backward starts.
+        Parameters get no gradients. `outputs`: the outputs from which the backward starts; `gradients`: theirs.
         """
         return torch.autograd.grad(outputs, self.differentiable, gradients, allow_unused=True)
 
     def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Add the gradients of inputs and parameters to their `.grad`, as training does it.
+        """Run the whole backward: it adds the gradients of parameters to their `.grad`, as training does.
 
-        `outputs`, `gradients`: from which the backward starts.
+        The gradients of inputs are computed too, and dropped. `outputs`: the outputs from which the backward starts;
+        `gradients`: their gradients.
         """
         torch.autograd.backward(outputs, gradients)
         # Inputs are the same in each run: their gradients must not add up.
@@ -90,7 +94,7 @@ class LayerRun:
         return deferred
 
     def gradients_like(self, outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The outputs from which a backward starts, and a gradient for each."""
+        """(the outputs from which a backward starts, a random gradient for each)."""
         starts = [tensor for tensor in outputs if tensor.requires_grad]
         return starts, [torch.randn_like(tensor) for tensor in starts]
 
@@ -103,9 +107,10 @@ def layer_run(
     context: Callable[[], AbstractContextManager[object]],
     narrow: torch.dtype | None = None,
 ) -> LayerRun:
-    """A layer's run on its inputs among `tensors`; its parameters have gradients, as after a first micro-batch.
+    """A layer with its inputs, taken from `tensors`, ready to run; its trained parameters get gradients of 0.
 
-    `narrow`: the dtype of `context`'s autocast. Frozen layers get no copies, since each fill casts for itself.
+    So its backward adds to gradients, as after a first micro-batch. `context` makes the context of autocast, and
+    `narrow` is its dtype. Frozen layers get no copies of weights, since each fill casts for itself.
     """
     component = graph.components[layer.component]
     is_frozen = layer.name in model.frozen_layers
@@ -140,7 +145,7 @@ def release(run: LayerRun) -> None:
 
 
 def weight_keys(run: LayerRun) -> set[int]:
-    """The `storage_of`s of the layer's parameters, their copies, and the buffers and tables that it may read."""
+    """The keys (`storage_of`) of the storages of a layer's parameters, their copies, buffers and constant tables."""
     own = (p for p in own_parameters(run.layer, run.component) if p.device.type != "meta")
     constant = (*run.component.buffers(), *tables_of([run.layer]))
     return {storage_of(tensor) for tensor in (*own, *run.casts.copies, *constant)}
@@ -151,8 +156,8 @@ def split_backward(
 ) -> tuple[Seconds, Seconds]:
     """(seconds of I, seconds of W), which add up to `whole`, the seconds of the whole backward.
 
-    I is the gradient of the inputs alone, measured or counted; W is the rest, at least `MIN_SHARE` of the whole. A
-    layer without trained parameters has no W, one whose inputs need no gradient no I.
+    I is the gradient of the inputs alone, measured or counted; W is the rest, at least `MIN_SHARE` of the whole. W is 0
+    for a layer without trained parameters, and I is 0 if no input needs a gradient.
     """
     if not is_trained:
         return (whole, 0.0) if has_inputs else (0.0, 0.0)

@@ -39,19 +39,19 @@ from diffusionpipe.units import Bytes, Seconds
 MESSAGE_SIZES: tuple[Bytes, ...] = (64, 2**16, 2**20, 2**22, 2**24)
 SUM_SIZES: tuple[Bytes, ...] = (64, 2**18, 2**22, 2**24, 2**26)
 AT_ONCE = 8
-"""Tensors that cross together while the ranks compute, as those of an edge do."""
+"""The most tensors that are sent together while the ranks compute, as the tensors of an edge are."""
 BESIDE: Bytes = 2**22
-"""Bytes that cross together then; larger tensors are not tried there."""
+"""The most bytes that are sent together while the ranks compute; larger tensors are not tried there."""
 SHORTEST: Seconds = 0.005
-"""Least time of the compute beside messages."""
+"""The least time of the compute beside messages."""
 SMALL: Bytes = 2**18
-"""Transfers up to this size are repeated most."""
+"""Transfers up to this size are repeated more often than larger ones."""
 COLD: Bytes = 2**26
-"""Memory that sums go through before they come back to the same."""
+"""The number of bytes through which repeated sums go before they use the same memory again."""
 USABLE_OF_FREE = 0.96
-"""Share of the free memory of a GPU that training may use when the communicators exist; the rest is fragmentation."""
+"""The share of a GPU's free memory that training may use when the communicators exist; the rest is fragmentation."""
 USABLE_OF_HOST = 0.8
-"""Share of a machine's memory that its ranks may use together."""
+"""The share of a machine's memory that its ranks may use together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,13 @@ class Trial:
     ranks: int
     """The number of ranks that took part in each transfer."""
     num_bytes: Bytes
+    """The bytes of one message or sum."""
     seconds: Seconds
-    """Time of a message, the median over its pairs; time of a sum, the median of the slowest ranks."""
+    """The time of a message, the median over all pairs, or of a sum, the median over the times of the slowest rank."""
     busy: Seconds = 0.0
-    """Seconds by which compute beside it takes longer, for each end of a message; 0 where that was not tried."""
+    """The seconds by which compute takes longer for each end of a message beside it; 0 if that was not tried."""
     pairs: tuple[tuple[Pair, Seconds], ...] = ()
-    """Time of a message for each pair."""
+    """(pair of ranks, time of a message between them), for each pair; () for sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,17 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
+    """The host name and the device name of a rank."""
+
     host: str
     device: str
 
 
 def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = silent) -> Links:
-    """Measure messages and sums between the job's ranks; returns the cluster, the same on all. Every rank calls this.
+    """Measure messages and sums between the job's ranks; returns the cluster and the trials. Every rank calls it.
 
-    `name`: of the cluster. `progress` is called with the number of sizes tried and the number of all.
+    All ranks get the same. `name`: the cluster's name. `progress` is called with the number of trials done and the
+    number of all.
 
     Raises:
         ConfigError: there is only one rank, or the ranks of one machine do not follow each other.
@@ -135,9 +139,9 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
 
 
 def usable_memory(job: Job) -> Bytes:
-    """Bytes of this rank's device that training may use: the free part, less a share for contexts and communicators.
+    """The bytes of this rank's device that training may use: the free part of a GPU less a share for fragmentation.
 
-    On CPUs the ranks of a host share a part of its memory. All ranks call it.
+    On CPUs the ranks of a machine divide a share of its memory equally. All ranks call it.
     """
     if job.device.type == "cuda":
         # The part that torch holds for later tensors is free for training too.
@@ -149,7 +153,11 @@ def usable_memory(job: Job) -> Bytes:
 
 
 def _nodes(hosts: Sequence[str]) -> tuple[int, ...]:
-    """The node of each rank by its host's name."""
+    """The number of each rank's node, from 0, by the host names of the ranks.
+
+    Raises:
+        ConfigError: the ranks of a machine do not follow each other.
+    """
     order = list(dict.fromkeys(hosts))
     nodes = tuple(order.index(host) for host in hosts)
     if list(nodes) != sorted(nodes):
@@ -159,12 +167,18 @@ def _nodes(hosts: Sequence[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
+    """Measures messages and sums between the ranks of a job; every rank calls each method."""
+
     job: Job
     transport: ProcessTransport
     repeats: int
 
     def message(self, what: str, rounds: Sequence[Round], size: Bytes) -> Trial:
-        """Half a round trip between the ranks of each pair, and the compute time lost to messages of the first."""
+        """Measure messages of `size` bytes between the ranks of each pair: half of the time of a round trip.
+
+        On CPUs it also measures the compute time that messages between the pairs of the first round cost. `what`: the
+        kind of message, for the trial.
+        """
         buffer = torch.zeros(size, dtype=torch.uint8, device=self.job.device)
         found: list[tuple[Pair, Seconds]] = []
         for pairs in rounds:
@@ -191,7 +205,10 @@ class _Measure:
             turn(buffer, partner).wait()
 
     def _longer(self, partner: int | None, size: Bytes, seconds: Seconds) -> list[Seconds]:
-        """Seconds by which the compute of every rank takes longer, by rank, for each end of a message of `seconds`."""
+        """The seconds by which each rank's compute takes longer for each end of a message beside it, by rank.
+
+        `partner`: the rank with which this one exchanges messages, None for none; `seconds`: the time of a message.
+        """
         count = min(AT_ONCE, BESIDE // size)
         sent, received = ([torch.zeros(size, dtype=torch.uint8) for _ in range(count)] for _ in range(2))
         # Long enough that all messages end beside it.
@@ -213,7 +230,7 @@ class _Measure:
         ]
 
     def sum(self, what: str, members: tuple[int, ...], size: Bytes) -> Trial:
-        """Time a sum of `size` bytes over these ranks."""
+        """Measure a sum of `size` bytes over the ranks `members`; `what`: the kind of sum, for the trial."""
         count = max(1, min(2 * self.repeats, COLD // size))
         buffers = cycle([torch.ones(max(1, size // 4), device=self.job.device) for _ in range(count)])
 
@@ -225,15 +242,18 @@ class _Measure:
         return Trial(what=what, ranks=len(members), num_bytes=size, seconds=self._slowest(add, size))
 
     def _slowest(self, transfer: Callable[[], None], size: Bytes) -> Seconds:
-        """The median time of the slowest rank."""
+        """The time of a transfer of `size` bytes: the median over repetitions of the slowest rank's time."""
         return median(max(seconds for (seconds,) in ranks) for ranks in self._times([transfer], self._count(size)))
 
     def _count(self, size: Bytes) -> int:
-        """Repetitions; small transfers, whose time varies most, are repeated most."""
+        """The number of repetitions for transfers of this size; small ones, whose time varies most, have the most."""
         return self.repeats * (5 if size <= SMALL else 1)
 
     def _times(self, actions: Sequence[Callable[[], None]], repeats: int) -> list[list[list[Seconds]]]:
-        """Times of each repetition, after a warm-up, by rank and action; the actions take turns and start together."""
+        """The times of some actions, indexed by repetition, rank and action.
+
+        There is a warm-up before. The actions take turns, and all ranks start each one together.
+        """
         mine: list[list[Seconds]] = []
         for _ in range(repeats + 1):  # the first one is the warm-up
             mine.append([])
@@ -249,7 +269,7 @@ class _Measure:
 
 
 def _compute_for(seconds: Seconds) -> Callable[[], None]:
-    """Compute that takes about so long."""
+    """A function that computes for about this time."""
     left, right = torch.ones(2, 256, 256)
     product = torch.empty_like(left)
 
@@ -264,7 +284,7 @@ def _compute_for(seconds: Seconds) -> Callable[[], None]:
 
 
 def _fit(trials: Sequence[Trial], what: str) -> tuple[Seconds, float]:
-    """Latency and bandwidth of these trials."""
+    """(latency in seconds, bytes a second), fitted to the trials of the kind `what`."""
     mine = [trial for trial in trials if trial.what == what]
     is_sum = what.startswith("sum")
     factor = 2 * (mine[0].ranks - 1) / mine[0].ranks if is_sum else 1.0
@@ -272,7 +292,7 @@ def _fit(trials: Sequence[Trial], what: str) -> tuple[Seconds, float]:
 
 
 def pair_links(trials: Sequence[Trial]) -> tuple[PairLink, ...]:
-    """The fitted latency and bandwidth of each pair of ranks that was tried."""
+    """The links between all pairs of ranks that were tried, each with its fitted latency and bandwidth."""
     points: dict[Pair, list[tuple[float, Seconds]]] = defaultdict(list)
     for trial in trials:
         for pair, seconds in trial.pairs:
@@ -285,7 +305,10 @@ def pair_links(trials: Sequence[Trial]) -> tuple[PairLink, ...]:
 
 
 def _fit_overhead(trials: Sequence[Trial], what: str) -> tuple[Seconds, Seconds]:
-    """Processor time of an end for each tensor, and for each byte."""
+    """(seconds for each tensor, seconds for each byte) of processor time that an end of a message costs.
+
+    Fitted to the trials of the kind `what`; (0, 0) if that was not tried.
+    """
     points = [(float(trial.num_bytes), trial.busy) for trial in trials if trial.what == what and trial.busy > 0]
     if not points:
         return 0.0, 0.0
@@ -294,9 +317,9 @@ def _fit_overhead(trials: Sequence[Trial], what: str) -> tuple[Seconds, Seconds]
 
 
 def fit_line(points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
-    """(latency in seconds, bytes a second) of the line through (bytes, seconds) with the least squared relative error.
+    """(latency in seconds, bytes a second) of the line through points (bytes, seconds) with least relative squares.
 
-    The latency is at least 0 and at most the shortest time; the line rises.
+    The latency is at least 0 and at most the shortest time, and the bandwidth is positive.
     """
     weights = [1 / seconds**2 for _, seconds in points]
     total = sum(weights)

@@ -49,16 +49,18 @@ logger = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 TYPICAL: Seconds = 0.02
-"""Time of an action for which waking up is measured, about."""
+"""The least time of all forwards at the batch size at which extra times after waits are measured."""
 GROUP_BYTES: Bytes = 2**30
-"""Weights, gradients and activations of the layers that are measured together, about."""
+"""About the bytes of weights, gradients and activations of the layers that are measured together."""
 
 Report = Callable[[int, int], None]
-"""Called with (work done, all work) in samples times layers."""
+"""A function that is called with (work done, all work) to report progress; most count samples times layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
+    """The model, device and repetitions of a measurement; `agree` keeps ranks in step that measure at the same time."""
+
     graph: LayerGraph
     model: ModelGraph
     device: torch.device
@@ -90,8 +92,8 @@ def profile_model(
             the device's memory does not; the smallest one is always measured.
         device: where to measure.
         precision: "float32", "bfloat16" (autocast) or "float64".
-        repeats: of each measurement, at least. On a CPU with more than one, all sizes are measured again while their
-            times change, at most this number of times.
+        repeats: the least number of repetitions of each measurement. On a CPU, if it is more than one, sizes are
+            measured again while their times change; all sweeps together are at most this number.
         time_budget: seconds after which no further size is begun.
         progress: called after each layer.
         agree: joins ranks that measure the same at the same time, see `profiler/together.py`.
@@ -135,7 +137,10 @@ def silent(done: int, total: int) -> None:
 def _steady_columns(
     setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report
 ) -> Mapping[int, SizeColumn]:
-    """All sizes and, on a CPU with repeats, those that are not steady again (`profiler/sweeps.py`)."""
+    """Measure all sizes and, on a CPU with repeats, sizes that are not steady again (`profiler/sweeps.py`).
+
+    Returns batch size -> its times and bytes; sizes for which time or memory did not suffice are left out.
+    """
     sweeps = min(setting.repeats, MOST_SWEEPS) if setting.device.type == "cpu" else 1
     end = time.perf_counter() + budget
     first = _columns(setting, sizes, budget, lambda done, total: progress(done, min(sweeps, 2) * total))
@@ -189,11 +194,14 @@ def _warn_left_out(sizes: Sequence[int], reason: str) -> None:
 
 
 class _FullElsewhereError(torch.cuda.OutOfMemoryError):
-    """Another rank's device has no memory left."""
+    """The error on a rank that measures along when another rank's device has no memory left."""
 
 
 def _tell_full(setting: _Setting, error: RuntimeError | MemoryError) -> None:
-    """Let the ranks that measure along give up too: a value that no time reaches."""
+    """Tell the ranks that measure along to give up too, unless one of them has told this rank.
+
+    The message is an infinite time.
+    """
     if not isinstance(error, _FullElsewhereError):
         setting.agree(inf)
 
@@ -206,7 +214,7 @@ def _agree(setting: _Setting, value: float) -> float:
 
 
 def _waking_from(columns: Mapping[int, SizeColumn], *, is_last: bool) -> Seconds:
-    """How long forwards must take for being measured after waits: once is enough."""
+    """The least time of forwards from which they are also measured after waits; infinite if a size has done it."""
     if any(column.waking for column in columns.values()):
         return inf
     return 0.0 if is_last else TYPICAL
@@ -262,9 +270,10 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
 def _group(
     setting: _Setting, start: int, weights: ExitStack, tensors: dict[str, Tensor], ledger: KeptBytes
 ) -> tuple[list[tuple[LayerRun, MemoryRun]], int]:
-    """Layers from `start` on with their memory, and the index after the last; each has run once.
+    """Run the layers from `start` on once, up to `GROUP_BYTES`; returns (run, memory) of each, and the next index.
 
-    Their weights and gradients stay as long as `weights`; their outputs are added to `tensors`.
+    Their weights and gradients stay until `weights` is closed. Their outputs are added to `tensors`, and the bytes that
+    they keep to `ledger`.
     """
     group: list[tuple[LayerRun, MemoryRun]] = []
     held: Bytes = 0
@@ -285,7 +294,7 @@ def _group(
 def _run_once(
     setting: _Setting, layer: Layer, tensors: Mapping[str, Tensor], ledger: KeptBytes
 ) -> tuple[LayerRun, dict[str, Tensor], MemoryRun, Bytes]:
-    """The layer's run, its outputs, its memory, and the bytes that measuring it again will hold."""
+    """Run a layer once; returns its run, its outputs by name, its memory, and the bytes that measuring it will hold."""
     precision = setting.precision
     run = layer_run(setting.graph, setting.model, layer, tensors, precision.context, precision.autocast)
     run.cast()

@@ -21,7 +21,7 @@ class SavedStorages(saved_tensors_hooks):
 
     def __init__(self) -> None:
         self.storages: dict[int, Bytes] = {}
-        """Bytes of each storage by its key."""
+        """Key of a storage (`storage_of`) -> its bytes."""
         super().__init__(self._note, _unchanged)
 
     def _note(self, tensor: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def _unchanged(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeptBytes:
-    """Adds up, layer by layer of one run, the bytes that are kept for the backward. Mutable.
+    """Adds up the bytes that the layers of one run keep for their backward, layer by layer.
 
     Bytes that a layer keeps of its inputs are charged to the layer that wrote them, once, however many layers keep it;
     inputs that come from the frozen part are charged to none.
@@ -45,8 +45,7 @@ class KeptBytes:
     own: dict[str, Bytes] = field(default_factory=dict)
     """The bytes that each layer keeps for its backward, by layer."""
     put_aside: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The tensors of a layer's inputs that stay for its W, by layer, under the names with which they were written
-    first."""
+    """Layer -> the names of its inputs that stay for its W, as they were first written."""
     _outputs: dict[str, Bytes] = field(default_factory=dict)
     _alias: dict[str, str] = field(default_factory=dict)
     _kept: set[str] = field(default_factory=set)
@@ -60,9 +59,15 @@ class KeptBytes:
         weights: set[int],
         put_aside: Sequence[int] = (),
     ) -> None:
-        """Add the storages that one layer kept; `weights`: keys of its parameters and buffers, which do not count.
+        """Add the storages that one layer has kept for its backward.
 
-        `reads`, `writes`: its inputs and outputs. `put_aside`: positions of the reads that stay for its W.
+        Args:
+            layer: the layer.
+            kept: the storages.
+            reads: the layer's inputs by name.
+            writes: the layer's outputs by name.
+            weights: the keys of the storages of its parameters and buffers, which do not count.
+            put_aside: the positions among the layer's inputs of the tensors that stay for its W.
         """
         read_as = {storage_of(tensor): name for name, tensor in reads.items()}
         written_as: dict[int, str] = {}
@@ -96,7 +101,7 @@ class KeptBytes:
         self._kept.add(self._original(name))
 
     def totals(self) -> dict[str, Bytes]:
-        """Layer -> bytes charged to it, with its outputs that any layer keeps; 0 for frozen layers."""
+        """Layer -> the bytes charged to it: its own, and its outputs that any layer keeps; 0 for frozen layers."""
         frozen = set(self.model.frozen_layers)
         return {
             spec.name: 0
@@ -119,7 +124,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def restart_peak(self) -> None:
-        """Let the peak be counted again, from the bytes that live now."""
+        """Set the peak to the bytes that live now; from then on it is counted again."""
         self.peak = self.live
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

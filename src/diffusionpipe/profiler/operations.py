@@ -1,4 +1,4 @@
-"""The operations of a layer and the needs of each: floating-point operations and bytes to and from memory."""
+"""The operations that a layer runs, and the work of each: floating-point operations, and bytes to and from memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _ATEN = torch.ops.aten
 
 
 class SpeedLimit(StrEnum):
-    """Which rate of a device limits the speed of an operation: a kind of computation, or memory."""
+    """The rate of a device that limits the speed of an operation: of a kind of computation, or of its memory."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
@@ -38,13 +38,16 @@ class Operation:
     name: str
     """The name of the operation in torch, e.g. "addmm"."""
     kind: SpeedLimit
+    """The rate that limits its speed."""
     dtype: str
-    """Type of its first floating input."""
+    """The type of its first floating-point input."""
     flops: float
+    """The number of floating-point operations."""
     num_bytes: float
+    """The number of bytes that it reads and writes."""
     scores: float = 0.0
-    """Number of scores of attention, over all queries, keys and heads, which a kernel that is not fused writes and
-    reads."""
+    """The number of attention scores, over all queries, keys and heads, which a kernel that is not fused writes and
+    reads; 0 for other operations."""
 
 
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
@@ -56,7 +59,10 @@ _ATTENTIONS: dict[Any, tuple[SpeedLimit, Callable[..., int], slice]] = {
         slice(0, 4),
     ),
 }
-"""torch's counter does not know the kernels that fake tensors on a CPU choose; the slice: shapes to count by."""
+"""Attention kernel -> (its limit, torch's function that counts its operations, the arguments whose shapes it takes).
+
+They are the kernels that fake tensors on a CPU choose, which torch's own counter lacks.
+"""
 _LOOKUPS = (_ATEN.embedding, _ATEN.index, _ATEN.index_select, _ATEN.gather)
 _WITHOUT_KERNEL = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
 
@@ -75,7 +81,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return result
 
     def note(self, func: Any, args: Any, kwargs: Any, result: object) -> bool:
-        """Note an operation that has run with these arguments; returns False where it ran no kernel."""
+        """Note an operation that has run with these arguments; returns False and notes nothing if it ran no kernel."""
         packet = func._overloadpacket
         read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         written = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
@@ -117,7 +123,10 @@ def _work(packet: Any, args: Any, kwargs: Any, result: object) -> tuple[SpeedLim
 
 
 def _scores(kind: SpeedLimit, args: Any) -> int:
-    """Queries times keys, over all heads and samples; the backward reads its gradient before them."""
+    """The number of scores of an attention kernel: queries times keys, over all heads and samples; 0 for others.
+
+    `args`: the kernel's arguments; in the backward the gradient comes before queries and keys.
+    """
     if kind not in (SpeedLimit.ATTENTION, SpeedLimit.ATTENTION_BACKWARD):
         return 0
     first = int(kind is SpeedLimit.ATTENTION_BACKWARD)
@@ -127,7 +136,7 @@ def _scores(kind: SpeedLimit, args: Any) -> int:
 
 
 def _bytes(tensors: Sequence[Tensor]) -> Bytes:
-    """An expanded tensor is read once."""
+    """The bytes of all these tensors; an expanded tensor has the bytes of its memory, which is read once."""
     return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
 
 

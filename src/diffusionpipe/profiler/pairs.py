@@ -1,4 +1,4 @@
-"""Which pairs of ranks are measured together.
+"""The rounds of pairs of ranks that are measured together.
 
 Every pair is measured once, in rounds of disjoint pairs, so that all ranks send at once, as in a pipeline whose stages
 all send. First the pairs within nodes, all nodes at once; then those between nodes, so that no round mixes both.
@@ -19,9 +19,9 @@ two nodes."""
 
 
 def rounds_inside(nodes: Sequence[int]) -> list[Round]:
-    """Rounds of all pairs of ranks within nodes; no rank is twice in a round. Of many ranks only neighbours.
+    """Rounds of all pairs of ranks within nodes; no rank is twice in a round.
 
-    `nodes`: the node of each rank.
+    With more than `MOST_RANKS` ranks only pairs of neighbours. `nodes`: the node of each rank.
     """
     ranks = _ranks_of(nodes)
     if len(nodes) > MOST_RANKS:
@@ -34,9 +34,9 @@ def rounds_inside(nodes: Sequence[int]) -> list[Round]:
 
 
 def rounds_across(nodes: Sequence[int]) -> list[Round]:
-    """Rounds of all pairs of ranks on different nodes; no rank is twice in a round. Of many ranks only two nodes'.
+    """Rounds of all pairs of ranks on different nodes; no rank is twice in a round.
 
-    `nodes`: the node of each rank.
+    With more than `MOST_RANKS` ranks only one round between the first two nodes. `nodes`: the node of each rank.
     """
     ranks = _ranks_of(nodes)
     if len(nodes) > MOST_RANKS:
@@ -56,7 +56,10 @@ def _ranks_of(nodes: Sequence[int]) -> list[list[int]]:
 
 
 def _tournament(count: int) -> list[list[Pair]]:
-    """Rounds in which each of `count` meets each other once: one stays, the others move around a circle."""
+    """Rounds of pairs in which each of the numbers 0 to `count` - 1 meets each other one once.
+
+    One number stays at its place, the others move around a circle.
+    """
     # One more than there are if the count is odd: the rank that meets it pauses.
     players = list(range(count + count % 2))
     rounds = []
@@ -69,7 +72,10 @@ def _tournament(count: int) -> list[list[Pair]]:
 
 
 def _shifted(one: Sequence[int], other: Sequence[int], shift: int) -> Iterator[Pair]:
-    """Pairs of each rank of the smaller node and the rank of the larger one that is `shift` places further on."""
+    """A pair for each rank of the smaller node: with the rank of the larger node whose index is `shift` higher.
+
+    After the last index comes the first. `one`, `other`: the ranks of the two nodes.
+    """
     few, many = sorted((one, other), key=len)
     for place, rank in enumerate(few):
         partner = many[(place + shift) % len(many)]

@@ -24,20 +24,20 @@ from diffusionpipe.profiler.layer_run import LayerRun, split_backward
 from diffusionpipe.units import Seconds
 
 ENOUGH: Seconds = 0.025
-"""Passes are made beyond `repeats` until they have taken this long for each of their layers."""
+"""The least time that all passes together take, divided by the number of layers."""
 STEADY = 0.005
-"""Passes are made beyond `repeats` until the median pass is known to this part of it."""
+"""The relative error of the median pass above which passes take `MOST` in place of `ENOUGH`."""
 MOST: Seconds = 0.05
-"""Passes end when they have taken this long for each of their layers."""
+"""The time after which passes end even if their times differ, divided by the number of layers."""
 MAX_REPEATS = 25
-"""Passes end when this number of them is made."""
+"""The most passes of each kind."""
 
 Agree = Callable[[float], float]
-"""The largest of the values that all ranks give; returns when all have."""
+"""A function that every rank calls with a value, and that returns the largest of them when all have called it."""
 
 
 def alone(value: float) -> float:
-    """The value itself: the `Agree` of a rank that measures without others."""
+    """The value itself. It is the `Agree` of a rank that measures without others."""
     return value
 
 
@@ -46,29 +46,40 @@ class LayerTimes:
     """The median seconds of one layer's forward, I, W and cast, scaled to add up to the median of a whole pass."""
 
     forward: Seconds
+    """The time of the forward."""
     forward_spread: Seconds
+    """Half the distance between the quartiles of the times of the forward."""
     backward_spread: Seconds
+    """Half the distance between the quartiles of the times of the whole backward."""
     input_grad: Seconds
+    """The time of I."""
     weight_grad: Seconds
+    """The time of W."""
     cast: Seconds
+    """The time of copying the layer's weights to autocast's type; 0 without copies."""
     host: HostTimes
-    """Medians of the host's own times, beside the device's times above."""
+    """The median times in which the host issues the work; the times above are the device's."""
     forward_only: Seconds | None = None
-    """Time of a forward without gradients; None where it was not asked for."""
+    """The time of a forward without gradients; None if it was not measured."""
 
 
 @dataclass(slots=True)
 class _Trials:
-    """All times of one layer. Mutable: grows with every pass."""
+    """The measured times of one layer, by kind of work; each pass appends to them."""
 
     casts: list[Took] = field(default_factory=list)
+    """Times of copying the weights."""
     forwards: list[Took] = field(default_factory=list)
+    """Times of forwards."""
     input_grads: list[Took] = field(default_factory=list)
+    """Times of gradients of the inputs alone."""
     wholes: list[Took] = field(default_factory=list)
+    """Times of whole backwards."""
     probes: list[Took] = field(default_factory=list)
+    """Times of forwards without gradients."""
 
     def all(self) -> Iterator[Took]:
-        """All times of the layer, of passes of every kind."""
+        """All measured times of the layer, of every kind of work."""
         return chain(self.casts, self.forwards, self.input_grads, self.wholes, self.probes)
 
 
@@ -86,10 +97,10 @@ def time_passes(
 ) -> dict[str, LayerTimes]:
     """Layer -> its times, measured in passes through all layers one after the other.
 
-    `runs` are on inputs from before; a layer that reads an output of another of them gets it new in every pass. At
-    least `repeats` passes are made with whole backwards and as many with input gradients alone. Passes in which the
-    device waited for its host do not count, as long as there are others. `probed`: layers whose forwards without
-    gradients are timed too.
+    `runs`: the layers with inputs of earlier runs; in each pass a layer that reads an output of another of them gets
+    the new output. At least `repeats` passes are made with whole backwards and as many with input gradients alone.
+    Passes in which the device waited for its host do not count, as long as there are others. `agree` keeps ranks that
+    measure at the same time in step. `probed`: layers whose forwards without gradients are timed too.
     """
     rounds: list[tuple[_Round, bool]] = []
     spent: Seconds = 0.0
@@ -116,7 +127,7 @@ def time_passes(
 
 
 def _needed(rounds: Sequence[tuple[_Round, bool]], agree: Agree) -> Seconds:
-    """How long passes are to take for each of their layers: longer while they differ."""
+    """The time that all passes together have to take, divided by the number of layers: more if their times differ."""
     wholes = [sum(took.device for trial in found.values() for took in trial.all()) for found, _ in rounds]
     usual = middle(wholes)
     # The error of the median, about the spread over the square root of the count, as a part of the median.
@@ -124,7 +135,10 @@ def _needed(rounds: Sequence[tuple[_Round, bool]], agree: Agree) -> Seconds:
 
 
 def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials], *, is_whole: bool) -> None:
-    """All casts, one forward through all layers and one backward."""
+    """Run and time all casts, one forward through all layers and one backward; the times are added to `trials`.
+
+    `is_whole`: whether the backward is whole, or has input gradients alone.
+    """
     written: dict[str, Tensor] = {}
     begun: list[tuple[LayerRun, tuple[Tensor, ...]]] = []
     for run in runs:
@@ -150,7 +164,10 @@ def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials],
 
 
 def _probe(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials]) -> None:
-    """One forward without gradients through these layers; each reads what those before it have just written."""
+    """Run and time one forward without gradients through these layers; the times are added to `trials`.
+
+    Each layer reads the outputs that the layers before it have just written.
+    """
     written: dict[str, Tensor] = {}  # until its last reader, as in a stage
     last = {name: index for index, run in enumerate(runs) for name in run.layer.reads}
     for index, given in enumerate(runs):
@@ -162,7 +179,7 @@ def _probe(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials]
 
 
 def _fed(run: LayerRun, written: Mapping[str, Tensor]) -> LayerRun:
-    """The run on what earlier layers of this pass have written."""
+    """The layer's run with its inputs replaced by the outputs in `written`, which earlier layers of the pass wrote."""
     reads = {
         name: written[name].detach().requires_grad_(tensor.requires_grad) if name in written else tensor
         for name, tensor in run.reads.items()
@@ -172,26 +189,33 @@ def _fed(run: LayerRun, written: Mapping[str, Tensor]) -> LayerRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Strain:
-    """The time by which the median pass is longer than the medians of its layers together.
+    """For each kind of pass, its median time divided by the sum of the medians of its layers.
 
     In every pass some layer takes longer than usual, but seldom the same, so that no layer's median shows it.
     """
 
     forward: float
+    """The factor of forwards."""
     whole: float
+    """The factor of whole backwards."""
     input_grad: float
+    """The factor of backwards with input gradients alone."""
     probe: float
+    """The factor of forwards without gradients."""
 
 
 def _longer(layers: Sequence[Sequence[Seconds]]) -> float:
-    """The factor, from the times of layers, pass by pass; 1 where there is nothing to tell it from."""
+    """The median time of a pass divided by the sum of its layers' median times; 1 without any time.
+
+    `layers`: for each layer its times, pass by pass.
+    """
     timed = [times for times in layers if times]
     medians = sum(middle(times) for times in timed)
     return middle([sum(one) for one in zip(*timed, strict=True)]) / medians if medians > 0 else 1.0
 
 
 def _together(trials: Sequence[_Trials]) -> _Trials:
-    """The times of a layer in several rounds."""
+    """The times of a layer from several rounds in one object."""
     return _Trials(
         casts=[took for trial in trials for took in trial.casts],
         forwards=[took for trial in trials for took in trial.forwards],
@@ -230,7 +254,10 @@ def _times(run: LayerRun, trial: _Trials, strain: _Strain) -> LayerTimes:
 
 
 def least_host(found: Sequence[HostTimes]) -> HostTimes:
-    """The least of each of the host's times; others hold waits until the device takes in more work."""
+    """The least forward, input and weight gradient times of the host.
+
+    Longer times contain waits until the device accepts more work.
+    """
     return HostTimes(
         forward=min(host.forward for host in found),
         input_grad=min(host.input_grad for host in found),

@@ -1,4 +1,4 @@
-"""Times of counted operations on a device that need not be there.
+"""Computed times of counted operations on a device, which this machine may lack.
 
     operation   max(FLOPs / (peak x efficiency) + ramp, bytes / (bandwidth x efficiency)) + what a kernel takes besides
     layer       the sum over its operations; where the host runs ahead of the device, no less than the host takes to
@@ -28,8 +28,10 @@ from diffusionpipe.profiler.operations import Operation, SpeedLimit
 from diffusionpipe.units import Seconds
 
 FUSED = 0.8
-"""Bytes and kernels of pointwise operations and norms that are left when they are compiled, as fitted to a framework
-that compiles parts of its model (`benchmarks/anchors`)."""
+"""The part of the bytes and kernels of pointwise operations and norms that is left when they are compiled.
+
+It was fitted to a framework that compiles parts of its model (`benchmarks/anchors`).
+"""
 _NORMS = ("group_norm", "layer_norm", "rms_norm", "softmax")
 _SCORE_BYTES = {SpeedLimit.ATTENTION: 16, SpeedLimit.ATTENTION_BACKWARD: 30}
 """Bytes that plain attention moves for each score under autocast. Forward: the product writes 2, softmax in float32
@@ -37,7 +39,10 @@ reads 2 and writes 4, the cast reads 4 and writes 2, the second product reads 2.
 way."""
 _SCORE_KERNELS = {SpeedLimit.ATTENTION: 5, SpeedLimit.ATTENTION_BACKWARD: 7}
 _RECOMPUTED = 0.8
-"""Fused attention computes its scores again in the backward, five products for the four of plain attention."""
+"""The operations of plain attention's backward divided by the counted ones of fused attention: four products of five.
+
+Fused attention computes its scores again in the backward.
+"""
 
 
 def layer_seconds(operations: Sequence[Operation], rates: DeviceRates, mode: Mode = EAGER) -> Seconds:
@@ -63,7 +68,7 @@ def operation_seconds(operation: Operation, rates: DeviceRates, mode: Mode = EAG
 
 
 def _moving(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
-    """A pointwise operation, a copy or a norm."""
+    """The seconds that the device takes for a pointwise operation, a copy or a norm."""
     is_norm = any(name in operation.name for name in _NORMS)
     share = rates.efficiency.norm if is_norm else rates.efficiency.memory
     kernel, part = rates.kernel, 1.0
@@ -75,7 +80,7 @@ def _moving(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
 
 
 def _product(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
-    """A matrix product or a convolution."""
+    """The seconds that the device takes for a matrix product or a convolution."""
     is_convolution = operation.kind is SpeedLimit.CONVOLUTION
     efficiency = rates.efficiency
     share = efficiency.matmul
@@ -89,7 +94,7 @@ def _product(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
 
 
 def _attention(operation: Operation, rates: DeviceRates, mode: Mode) -> Seconds:
-    """Attention in one kernel, or in several that move the scores."""
+    """The seconds that the device takes for attention, in one kernel or in several that move the scores."""
     is_backward = operation.kind is SpeedLimit.ATTENTION_BACKWARD
     if mode.has_flash_attention:
         share = rates.efficiency.attention_backward if is_backward else rates.efficiency.attention

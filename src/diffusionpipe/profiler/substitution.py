@@ -1,4 +1,4 @@
-"""Other tensors in the place of a module's parameters and buffers, for a while.
+"""Contexts in which other tensors replace a module's parameters and buffers.
 
 A profile needs weights of the right shape, not the right weights: random ones for one layer at a time, so that a model
 far larger than the device can be measured on it, and fake ones where only operations are counted.
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph, own_parameters
 
 Substitute = Callable[[str, Tensor], Tensor]
-"""(name within its module, tensor) -> the tensor to put in its place."""
+"""A function (name within its module, tensor) -> the tensor that replaces it."""
 
 
 @contextmanager
 def substituted(components: Iterable[nn.Module], replaced: set[int], substitute: Substitute) -> Iterator[None]:
-    """Within the block, each parameter or buffer whose id is in `replaced` is replaced by `substitute(name, tensor)`.
+    """A context in which `substitute(name, tensor)` replaces each parameter or buffer whose id is in `replaced`.
 
     Tied tensors stay tied; whether a parameter is trained stays as it was. The originals are back at the end.
     """
@@ -51,7 +51,7 @@ def substituted(components: Iterable[nn.Module], replaced: set[int], substitute:
 
 @contextmanager
 def buffers_on(graph: LayerGraph, device: torch.device) -> Iterator[None]:
-    """Within the block, all buffers are on the device, floating ones in their component's dtype, as in training."""
+    """A context in which all buffers are on the device, floats in their component's dtype, as in training."""
     dtypes: dict[int, torch.dtype | None] = {}
     for component in graph.components.values():
         dtype = next((p.dtype for p in component.parameters()), None)
@@ -66,7 +66,7 @@ def buffers_on(graph: LayerGraph, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def weights_on(graph: LayerGraph, layer: Layer, device: torch.device) -> Iterator[None]:
-    """Within the block, this layer's parameters that are not on the device are replaced by random ones there."""
+    """A context in which random parameters on the device replace a layer's parameters that are not there."""
     component = graph.components[layer.component]
     missing = {id(p) for p in own_parameters(layer, component) if p.device.type != device.type}
     generator = torch.Generator(device=device).manual_seed(0)
@@ -89,7 +89,7 @@ def weights_on(graph: LayerGraph, layer: Layer, device: torch.device) -> Iterato
 
 @contextmanager
 def fake_weights(graph: LayerGraph) -> Iterator[None]:
-    """Within the block, all parameters and buffers are fake; must be entered under a fake tensor mode."""
+    """A context in which all parameters and buffers are fake tensors; enter it under a fake tensor mode."""
     tensors = {id(t) for c in graph.components.values() for t in (*c.parameters(), *c.buffers())}
 
     def fake(name: str, tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 MOST_SWEEPS = 4
 STEADY = 0.03
-"""Times that differ by less than this part from those of the sweep before are steady."""
+"""The relative change of a size's time between two sweeps up to which the size is steady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,23 @@ class SizeColumn:
     """The measured times and bytes of all layers at one batch size, by layer."""
 
     times: Mapping[str, LayerTimes]
+    """The times of each layer; the meaning of the bytes below is in `LayerProfile`."""
     activation: Mapping[str, Bytes]
+    """Bytes that each layer keeps for its backward."""
     workspace: Mapping[str, Bytes]
+    """Temporary bytes of each layer while it runs."""
     drawing: Mapping[str, Bytes]
+    """Bytes of each layer's forward at its peak if nothing is kept for a backward."""
     kept: Mapping[str, Bytes]
+    """Bytes that each layer keeps from its I to its W."""
     kept_reads: Mapping[str, tuple[str, ...]]
+    """Names of the tensors that each layer reads and that stay for its W."""
     copies: Mapping[str, Bytes]
+    """Bytes of the copies of each layer's weights."""
     waking: tuple[tuple[Seconds, Seconds], ...]
-    """(wait, extra time of forwards after it); () where it was not measured."""
+    """(time of a wait, extra time of forwards after it) for each wait; () if it was not measured."""
     took: Seconds
-    """The time that it took to measure the column, in seconds."""
+    """The time that measuring this batch size took."""
 
     @property
     def seconds(self) -> Seconds:
@@ -51,10 +58,14 @@ def sweep(
     end: Seconds,
     most: int = MOST_SWEEPS,
 ) -> dict[int, SizeColumn]:
-    """Batch size -> its column, the median of a first sweep and of further ones while times still change.
+    """Batch size -> its times and bytes: medians of a first sweep and of further ones, while times still change.
 
-    `again` measures a size once more; no sweep begins that would not be over before `end`, on the clock of
-    `time.perf_counter`, and none after `most` of them. `agree` keeps ranks in step.
+    Args:
+        first: the results of the first sweep, by batch size.
+        again: measures a batch size once more.
+        agree: keeps ranks that measure at the same time in step.
+        end: the time before which a further sweep must be over, or it does not begin; by `time.perf_counter`.
+        most: the most sweeps, the first one included.
     """
     found = {size: [column] for size, column in first.items()}
     for number in range(1, most):
@@ -68,13 +79,13 @@ def sweep(
 
 
 def _change(columns: Sequence[SizeColumn]) -> float:
-    """The relative change of the time of all layers from the last sweep but one to the last one; 0.1 is a tenth."""
+    """The relative change of the time of all layers between the last two sweeps; 0.1 is a tenth."""
     before, last = columns[-2].seconds, columns[-1].seconds
     return abs(last / before - 1.0) if before else 0.0
 
 
 def joined(columns: Sequence[SizeColumn]) -> SizeColumn:
-    """The column of the medians of the times of several columns of one batch size; bytes are the first one's."""
+    """One column of several ones of the same batch size, with the medians of their times and the first one's bytes."""
     waking = [column.waking for column in columns if column.waking]
     # All columns have the same waits.
     table = tuple((same[0][0], median(extra for _, extra in same)) for same in zip(*waking, strict=True))

@@ -37,12 +37,12 @@ def profile_job(
 ) -> Profile:
     """Measure a job's layers, links and update on all its ranks at once; returns the same profile on all.
 
-    Every rank calls this. `make_update`: makes the update that a step does with the parameters of a rank; None: it is
-    not measured. `links`: the measured cluster of this job; None: its links are measured. `progress`: called after each
-    layer.
+    Every rank calls it. `make_update`: makes a function that updates the parameters of a rank as a step does; None: the
+    update is not measured. `links`: the measured cluster of this job; None: its links are measured. `progress`: called
+    after each layer. The other arguments are as in `profile_model`.
 
     Raises:
-        ConfigError: on every rank, as `profile_model`.
+        ConfigError: on every rank, there is no batch size, or the smallest does not fit into a device's memory.
     """
     profile = profile_together(
         lambda agree: profile_model(
@@ -67,7 +67,7 @@ def profile_job(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """The part of a profile that differs between ranks."""
+    """The fields of a rank's profile that differ between ranks."""
 
     batch_sizes: tuple[int, ...]
     layers: tuple[LayerProfile, ...]
@@ -75,9 +75,10 @@ class _Measured:
 
 
 def profile_together(measure: Callable[[Agree], Profile]) -> Profile:
-    """The mean of the profiles that the ranks measure at the same time, the same on all; every rank calls this.
+    """The mean of the profiles that the ranks measure at the same time, the same on all; every rank calls it.
 
-    `measure` is `profile_model` with the same arguments on all ranks, but for `agree`, which keeps them in step.
+    `measure` calls `profile_model` with the same arguments on all ranks, and with the `agree` that it gets, which keeps
+    the ranks in step.
     """
     mine = measure(_largest)
     measured = _Measured(batch_sizes=mine.batch_sizes, layers=mine.layers, waking=mine.waking)
@@ -89,14 +90,14 @@ def profile_together(measure: Callable[[Agree], Profile]) -> Profile:
 
 
 def _largest(value: float) -> float:
-    """The largest of all ranks' values."""
+    """The largest of the values with which all ranks call it."""
     largest = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return float(largest)
 
 
 def combined(profiles: Sequence[Profile]) -> Profile:
-    """A profile with the mean of the times of these, which are of the same model at the same batch sizes."""
+    """One profile with the mean times of several profiles of the same model at the same batch sizes."""
     assert len({profile.batch_sizes for profile in profiles}) == 1
     layers = [_combined_layer(same) for same in zip(*(profile.layers for profile in profiles), strict=True)]
     waking = [

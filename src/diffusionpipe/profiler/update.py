@@ -1,4 +1,4 @@
-"""The work between two iterations on each parameter of a rank: clipping, the optimizer's step, the average."""
+"""The time of the update, the work between two iterations: clipping, the optimizer's step, the average."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,22 +11,23 @@ from diffusionpipe.profiler.passes import Agree, alone
 from diffusionpipe.units import Bytes, Seconds
 
 LIMIT: Bytes = 2**28
-"""Most bytes of the parameters that are updated; more of them take in proportion longer."""
+"""The most bytes of the parameters that are updated to measure the time; more take longer in proportion."""
 
 CACHES: Bytes = 2**26
-"""Memory that is written before an update, so that a CPU finds it as far away as after an iteration."""
+"""The bytes that are written before an update, so that parameters are not in a CPU's caches, as after an iteration."""
 
 Update = Callable[[], object]
 MakeUpdate = Callable[[Mapping[str, nn.Parameter]], Update]
-"""Parameters with gradients, by canonical name, to what updates them all once."""
+"""A function (parameters with gradients, by canonical name) -> a function that updates them all once."""
 
 
 def time_update(
     model: ModelGraph, make_update: MakeUpdate, device: torch.device, *, repeats: int = 5, agree: Agree = alone
 ) -> Seconds:
-    """The seconds that an optimizer's update takes for each number in the trained parameters; 0 without any.
+    """The seconds that an update takes for each element of the trained parameters; 0 without trained parameters.
 
-    Measured on parameters of the model's shapes; of large models on a part of them.
+    It is measured on parameters of the model's shapes, for large models on a part of them. `make_update`: makes the
+    function that updates them. `agree` keeps ranks that measure at the same time in step.
     """
     parameters: dict[str, nn.Parameter] = {}
     held: Bytes = 0

@@ -1,4 +1,4 @@
-"""How much longer layers take after a wait (see `costs/waking.py`)."""
+"""The extra time that layers take after a wait of their device (see `costs/waking.py`)."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,21 @@ WAITS: tuple[Seconds, ...] = (0.001, 0.005, 0.02, 0.1)
 REPEATS = 5
 MOST_REPEATS = 10
 STEADY: Seconds = 1e-4
-"""Rounds are made beyond `REPEATS` until the extra times are known this well."""
+"""The error of the extra times up to which rounds end after `REPEATS`; the larger one of this and `STEADY_PART`."""
 STEADY_PART = 0.003
-"""Rounds are made beyond `REPEATS` until the extra times are known to this part of the forwards, or `MOST_REPEATS` are
-made."""
+"""The error of the extra times, as a part of the time of all forwards, up to which rounds end after `REPEATS`."""
 LONGEST: Seconds = 0.2
-"""Forwards that take longer than that all together are not waited for."""
+"""The longest time of all forwards together with which extra times are measured."""
 
 
 def time_waking(
     runs: Sequence[LayerRun], clock: Clock, forward: Seconds, agree: Agree = alone
 ) -> tuple[tuple[Seconds, Seconds], ...]:
-    """(seconds of a wait, extra seconds of a forward through all layers after it), ascending.
+    """(seconds of a wait, extra seconds of a forward through all layers after it) for each wait, ascending.
 
-    () where forwards take too long to be measured. `forward`: about the time of all forwards, the same on all ranks,
-    which wait and run together. Each forward after a wait is compared with one without in the same round, so that the
-    machine's speed may change between rounds.
+    () if forwards take too long to be measured. `forward`: about the time of all forwards, the same on all ranks,
+    which wait and run together. Each forward after a wait is compared with one without a wait in the same round, so
+    that the machine's speed may change between rounds.
     """
     if forward > LONGEST:
         return ()
@@ -52,12 +51,12 @@ def time_waking(
 
 
 def _longer(times: Mapping[Seconds, Sequence[Seconds]], wait: Seconds) -> list[Seconds]:
-    """Round by round what forwards took longer after a wait."""
+    """The extra time of a forward after this wait, for each round; `times`: wait -> times of forwards, by round."""
     return [after - without for after, without in zip(times[wait], times[0.0], strict=True)]
 
 
 def _uncertainty(times: Mapping[Seconds, Sequence[Seconds]]) -> Seconds:
-    """The likely error of the median of the extra times, in seconds, for the wait of which least is known."""
+    """The largest likely error, over all waits, of the median of the extra times; `times`: wait -> times, by round."""
     return max(spread(_longer(times, wait)) / sqrt(len(times[wait])) for wait in WAITS)
 
 

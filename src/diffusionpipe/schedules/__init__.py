@@ -51,7 +51,7 @@ class Generator(Protocol):
         ...
 
     def __hash__(self) -> int:
-        """Families are functions, so what they have generated can be kept."""
+        """The hash of the function: families are functions, so caches can keep their schedules by family."""
         ...
 
 
@@ -83,11 +83,11 @@ REGISTRY: Mapping[str, Generator] = MappingProxyType(
         "v-min": v_min,
     }
 )
-"""The papers' names of the families that train."""
+"""Name of a published family, as its paper has it -> its function; families without backwards are not here."""
 
 
 def is_published(name: str) -> bool:
-    """Whether it is the name of a published family, such a name with the length of a group ("kfkb-3"), or GraphPipe.
+    """Whether `name` is a published family's name, such a name with the length of a group ("kfkb-3"), or GraphPipe's.
 
     GraphPipe is not a family, because its orders also follow from the graph of the stages.
     """
@@ -96,7 +96,7 @@ def is_published(name: str) -> bool:
 
 @cache
 def _in_groups(name: str) -> Generator | None:
-    """KFkB with groups of k micro-batches, by its name "kfkb-K"."""
+    """The function of the family with groups of K micro-batches, by a name such as "kfkb-K"; None for other names."""
     family, _, size = name.rpartition("-")
     found = REGISTRY.get(family)
     if found is None or not size.isdecimal() or "group_size" not in signature(found).parameters:

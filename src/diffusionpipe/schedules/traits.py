@@ -8,7 +8,7 @@ from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.schedules import generator_of
 
 WORKERS, MICROBATCHES = 4, 8
-"""Sizes that every family can do."""
+"""The numbers of workers and micro-batches that every family can do; families are judged by them."""
 
 
 @cache
@@ -88,7 +88,7 @@ def can_shard(name: str) -> bool:
 
 
 def _ops_alone(name: str) -> tuple[Op, ...]:
-    """The ops of a worker that has one stage and two micro-batches to itself; () where the family cannot do that."""
+    """The ops, in order, of a family's only worker with one stage and two micro-batches; () if it has no such order."""
     try:
         schedule = generator_of(name)(1, 2)
     except ConfigError:

@@ -71,13 +71,13 @@ class FamilyComparison:
     """The figures of every family at the same sizes, and the families that cannot do them."""
 
     results: tuple[FamilyResult, ...]
-    """Fastest first; equally fast ones by memory."""
+    """The figures of the families that can do these sizes, fastest first; equally fast ones by memory."""
     undefined: Mapping[str, str]
-    """Family -> why it cannot do these sizes."""
+    """Name of each other family -> the reason why it cannot do these sizes."""
 
 
 def part_of_worker(schedule: Schedule) -> float:
-    """The size of one block as a multiple of 1 / workers of the model; an int where it is whole."""
+    """The size of a block as a multiple of one worker's equal part of the model; an int where it is whole."""
     blocks = len({stage.weights for stage in schedule.placement.stages})
     whole, rest = divmod(schedule.num_workers, blocks)
     return schedule.num_workers / blocks if rest else whole
@@ -121,7 +121,7 @@ def compare_families(
     *,
     families: Mapping[str, Generator] = REGISTRY,
 ) -> FamilyComparison:
-    """The figures of every family that can do these sizes, fastest first, and the reasons of the others.
+    """The figures of every family that can do these sizes, fastest first, and the reasons why others cannot.
 
     >>> found = compare_families(4, 8, WorkerCosts(), families={name: REGISTRY[name] for name in ("gpipe", "1f1b")})
     >>> [(result.name, result.makespan, result.peak) for result in found.results]

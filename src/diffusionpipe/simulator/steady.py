@@ -11,7 +11,7 @@ from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.simulator.simulate import simulate
 
 MOST_BATCHES = 512
-"""Batches that are simulated at most."""
+"""The most batches that are simulated."""
 ROUNDING = 1e-9
 """The part of the period by which times between ends may differ and still count as equal; for costs that are floats."""
 
@@ -34,8 +34,8 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
     Measured times may need more than `MOST_BATCHES`, because waits drift by tiny differences from one batch to the
     next. Then the period is the mean of the second half of the batches.
 
-    `costs_of`: costs of the schedule that a window unrolls to. With 4 workers, a forward of 1, a backward of 2 and a
-    micro-batch for each batch, no worker ever waits:
+    `costs_of` returns the costs of a schedule that the window unrolls to. With 4 workers, a forward of 1, a backward of
+    2 and a micro-batch for each batch, no worker ever waits:
 
     >>> from diffusionpipe.planner.assembly.windows import overlap
     >>> from diffusionpipe.simulator import uniform_costs
@@ -63,7 +63,10 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
 
 
 def _steady(timeline: Timeline, workers: int, batches: int, between: Sequence[Fraction]) -> Steady:
-    """The mean of these times between ends, and the idle part of it."""
+    """The mean of the times `between` ends of batches as the period, and the bubble in it.
+
+    `timeline` has the `workers` and `batches`; its work for each batch is the same.
+    """
     period = sum(between, Fraction(0)) / len(between)
     # Every batch has the same work, so all of the timeline's may be divided, start and end included.
     busy = sum((Fraction(timeline.busy(worker)) for worker in range(workers)), Fraction(0)) / batches
@@ -77,11 +80,11 @@ def first_batches(window: Schedule) -> int:
 
 
 def _are_equal(some: Sequence[Fraction], others: Sequence[Fraction]) -> bool:
-    """Whether they are, but for the rounding of floats."""
+    """Whether both sequences are equal, but for the rounding of floats."""
     limit = ROUNDING * max(map(abs, some), default=0)
     return all(abs(one - other) <= limit for one, other in zip(some, others, strict=True))
 
 
 def _ends(timeline: Timeline) -> list[Fraction]:
-    """When the first worker's steps end."""
+    """The end of the first worker's optimizer step of each batch, in order."""
     return [Fraction(span.end) for span in timeline.spans if span.worker == 0 and span.action.op is Op.STEP]

@@ -103,7 +103,11 @@ def moving_through(
 
 
 def _summed(changes: Mapping[Seconds, Sequence[int]], messages: Bytes) -> Moving:
-    """The sum that is held after each change; `messages`: the bytes of messages that are there all the time."""
+    """The bytes that a worker holds after each change: the sums of all changes up to it.
+
+    `changes`: time -> bytes that are added then to [activations, messages]. `messages`: bytes that are there all the
+    time.
+    """
     times = sorted(changes)
     # One sum more than there are changes: before the first change, at minus infinity.
     sums = accumulate(((changes[time][0], changes[time][1]) for time in times), _added, initial=(0, messages))
@@ -138,9 +142,10 @@ def two_messages(schedule: Schedule, sizes: Mapping[str, Bytes]) -> list[Bytes]:
 def _buffers(
     schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]
 ) -> Iterator[tuple[int, Seconds, Seconds, Bytes]]:
-    """(worker, from, to, bytes) of received tensors until their reader starts, and of gradients until they are gone.
+    """(worker, start, end, bytes) of each message buffer and of each gradient that a backward has made.
 
-    A buffer is taken when its receive is posted. An activation counts among the activations, at its sender and from its
+    A buffer is taken when its receive is posted, and ends when its reader starts. A gradient is there until it has been
+    read by stages on its worker, and sent. An activation counts among the activations, at its sender and from its
     reader's start on; a frozen output among the frozen outputs.
     """
     placement, makespan = schedule.placement, timeline.makespan
@@ -170,9 +175,10 @@ def _buffers(
 
 
 def _handed_on(schedule: Schedule, sizes: Mapping[str, Bytes]) -> Iterator[tuple[int, int, Bytes, Op, tuple[int, ...]]]:
-    """(stage, micro-batch, bytes of its gradients, backward op, readers on its worker) where there are such readers.
+    """(stage, micro-batch, bytes, backward op, readers): gradients of inputs that stages on the same worker read.
 
-    A skip between two stages of a worker has such gradients. The executor drops what a backward has made as a whole, so
+    The bytes count all gradients of the stage's inputs; readers are stages that read some of them. A skip
+    between two stages of a worker has such gradients. The executor drops what a backward has made as a whole, so
     gradients that are sent stay as long [4].
     """
     placement = schedule.placement
@@ -194,7 +200,10 @@ def _handed_on(schedule: Schedule, sizes: Mapping[str, Bytes]) -> Iterator[tuple
 def _dropped(
     schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes], handed: Mapping[int, Collection[str]]
 ) -> Iterator[tuple[int, Seconds, Seconds, Bytes]]:
-    """(worker, from, to, bytes) of activations that are gone before the backward with which the others go [3]."""
+    """(worker, start, end, bytes) of activations that are dropped at `start`, before the others go at `end` [3].
+
+    The others go with the backward of the micro-batch. `handed` as in `moving_through`.
+    """
     placement = schedule.placement
     spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
     drops = drops_of(schedule, waits_of(schedule))
@@ -217,7 +226,7 @@ def _dropped(
 
 
 def _posted(schedule: Schedule, spans: Mapping[Action, Span]) -> dict[int, Seconds]:
-    """When each receive is posted: as soon as all that precedes it in the order has been started and computed."""
+    """Number of a message -> the time at which its receive is posted: after all computes before it in the order."""
     posted = {}
     for order in schedule.orders:
         reached: Seconds = 0.0

@@ -30,7 +30,7 @@ from diffusionpipe.timing.issues import Issue, issues_of
 from diffusionpipe.units import Seconds
 
 Waking = Sequence[tuple[Seconds, Seconds]]
-"""(wait, extra time of an action after it); see `costs.waking`."""
+"""(wait, extra time of an action after a wait of this length) for some lengths, in seconds; see `costs.waking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,12 @@ class Times:
 
     graph: Graph
     ends: Sequence[Seconds]
+    """The end of each event, by event, in seconds."""
     issues: Sequence[Issue] = ()
     """The times at which hosts issue the events, by event; () where hosts take no time."""
 
     def start(self, event: int) -> Seconds:
-        """The start of an event in seconds: the later end of the two that it waits for, or its host's start."""
+        """The start of an event in seconds: the later end of the two that it waits for, or when its host issues it."""
         # A comparison in place of `max`, here and below: searches ask for the times of millions of events.
         first, second = self.ends[self.graph.first[event]], self.ends[self.graph.second[event]]
         later = second if second > first else first
@@ -59,7 +60,7 @@ class Times:
 
     @property
     def makespan(self) -> Seconds:
-        """The time from 0 to the last end, in seconds."""
+        """The end of the event that ends last, in seconds from the start of the iteration."""
         return max(self.ends)
 
     def critical_path(self, last: int | None = None) -> list[int]:
@@ -171,7 +172,15 @@ def ends_of(
 
 
 def _end(free: Seconds, arrival: Seconds, duration: Seconds, issue: Issue, waking: Waking) -> Seconds:
-    """The end of an event that waits for its device or queue, for an input, and for its host."""
+    """The end of an event in seconds, with its waking.
+
+    Args:
+        free: when its device or queue is free.
+        arrival: when its input is there.
+        duration: its time without waking.
+        issue: when its host begins to issue it, and when it has issued it.
+        waking: the extra time of an action after a wait; () if the event has none.
+    """
     begun, issued = issue
     ready = max(arrival, begun)
     extra = wake_time(waking, ready - free, duration) if waking and ready > free else 0
@@ -179,7 +188,8 @@ def _end(free: Seconds, arrival: Seconds, duration: Seconds, issue: Issue, wakin
 
 
 Decide = Callable[[int, int, Seconds, Seconds], Seconds]
-"""(action, the room before it, when its host is free, when its input is there) -> the work to put into the room."""
+"""A function from (event of an action, event of the room before it, time at which the host is free, time at which the
+input is there) to the seconds of work to put into the room."""
 
 
 def ends_with_rooms(
@@ -200,7 +210,7 @@ def ends_with_rooms(
             actions can happen.
         room_before: the event of an action -> the event of its room, which nothing else waits for.
         waking: the extra time of an action after a wait.
-        issues: as in `ends_of`, of the actions.
+        issues: by event when its host issues it, for actions; () where hosts take no time.
     """
     ends: list[Seconds] = [0]
     append = ends.append

@@ -47,7 +47,7 @@ def held_by_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]
 
 
 def _last_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) -> list[dict[str, int]]:
-    """The tensors that each fill writes for later fills, each with the last fill that reads any of it, by fill."""
+    """For each fill, name of a tensor that it writes for later fills -> index of the last fill that reads any of it."""
     of_sample: dict[int, list[int]] = defaultdict(list)
     for index, fill in enumerate(fills):
         for sample in range(fill.samples.start, fill.samples.stop):
@@ -78,5 +78,5 @@ def _last_fills(profile: Profile, layers: Sequence[str], fills: Sequence[Fill]) 
 
 
 def _names(profile: Profile, layers: Sequence[str], part: Range, kind: Literal["reads", "writes"]) -> set[str]:
-    """The tensors that a part of the layers reads or writes."""
+    """The names of the tensors that the layers in the range `part` of `layers` read or write, by `kind`."""
     return {name for layer in layers[part.start : part.stop] for name in getattr(profile.graph.layer(layer), kind)}

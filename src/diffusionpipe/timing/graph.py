@@ -31,7 +31,7 @@ from diffusionpipe.timing.machine import HOST, Machine, Streams, machine_of
 from diffusionpipe.timing.work import NOTHING, Compute, Encode, Gather, Reduce, Room, Transfer, Work
 
 START = 0
-"""The event at which the iteration starts."""
+"""The number of the event at which the iteration starts."""
 
 # Their spans are the transfer's own: on a machine whose host waits for them, they do not wake up slower after a wait.
 _TRANSFERS = MESSAGE_OPS | {Op.REDUCE_GRAD, Op.UNSHARD}
@@ -51,11 +51,11 @@ class Graph:
     work: tuple[int, ...]
     """The index of each event's work in `works`, by event."""
     is_on_host: tuple[bool, ...]
-    """Whether it is a worker's own work, which takes longer after a wait; transfers do not, though hosts may wait."""
+    """Whether each event is a worker's own work, by event; such work takes longer after a wait, transfers do not."""
     works: tuple[Work, ...]
     """Every different work once."""
     events: tuple[tuple[int, ...], ...]
-    """The event of each action, worker by worker in the order of the actions."""
+    """For each worker, the event of each of its actions, in their order."""
     tails: tuple[int, ...]
     """The last event on each worker's host, by worker."""
     transfers: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ def graph_of(schedule: Schedule, machine: Machine | None = None, *, has_rooms: b
 
 
 class _Builder:
-    """Events in the order in which they are found, each with all that it waits for."""
+    """Makes the graph of a schedule: events in the order in which they are found, each with all that it waits for."""
 
     def __init__(self, schedule: Schedule, machine: Machine) -> None:
         self.schedule, self.machine = schedule, machine
@@ -99,29 +99,32 @@ class _Builder:
         self.events: list[list[int]] = []
         self.tails: list[int] = []
         self.computes: dict[tuple[int, Op], tuple[int, dict[int | None, int]]] = {}
-        """The work of each stage and op, and the event of each of its micro-batches, by (stage, op)."""
+        """(stage, op) -> index of its work, and micro-batch -> event."""
         self.fills: dict[int, int] = {}
         self.transfers: list[int] = []
         self.encoded: list[int] = []
         self.message_of_slot: dict[int, int] = {}
         self.reduction_of_block: dict[tuple[int, int], int] = {}
-        """(block, how often its holders have reduced it) -> the event in which they meet."""
+        """(block, number of reductions of it before) -> the event in which the holders of the block reduce it."""
         self.reduced: dict[int, tuple[int, ...]] = defaultdict(tuple)
         self.num_ends: dict[int, int] = defaultdict(int)
         self.lone = lone_blocks(schedule)
 
     def add(self, work: int, waits: list[int]) -> int:
-        """One more event, which does a work of this index."""
+        """Add an event that does the work with this index and waits for the events `waits`; returns its number."""
         self.waits.append(waits)
         self.work.append(work)
         return len(self.waits) - 1
 
     def index_of(self, work: Work) -> int:
-        """The index of a work."""
+        """The index of a work in the list of different works, to which a new one is added."""
         return self.works.setdefault(work, len(self.works))
 
     def add_order(self, worker: int, *, has_rooms: bool) -> None:
-        """A worker's actions: on its host one after the other, on other queues after those that were issued there."""
+        """Add the events of a worker's actions, each after the event before it on its host or its queue.
+
+        `has_rooms`: whether a room comes before each action that occupies the worker, and after the last one.
+        """
         host, events, is_on_host = START, list[int](), self.is_on_host
         ends: dict[Hashable, tuple[int, int]] = {}  # queue -> its last event, and the event after which it was issued
         gathered: dict[int, int] = {}  # block -> the gather whose reader comes
@@ -172,10 +175,10 @@ class _Builder:
         return event
 
     def _event(self, action: Action, turns: Counter[int]) -> int:
-        """The event of an action.
+        """The number of the event of an action, which is added unless another worker's action has added it already.
 
-        The two ends of a message are one event, and so are the ends of a block's reduction. `turns`: how often its
-        worker has reduced each block before.
+        The two ends of a message are one event, and so are the ends of a block's reduction. `turns`: how often the
+        action's worker has reduced each block before.
         """
         op, slot = action.op, action.slot
         if op in MESSAGE_OPS:
@@ -195,7 +198,7 @@ class _Builder:
         return self.add(self.index_of(Gather(action.stage) if op is Op.UNSHARD else NOTHING), [])
 
     def _transfer(self, source: int, destination: int, tensors: tuple[str, ...], samples: Range) -> int:
-        """The index of a transfer between the workers of two stages."""
+        """The index of the work of a transfer between the workers of two stages."""
         stages = self.schedule.placement.stages
         return self.index_of(Transfer(stages[source].worker, stages[destination].worker, tensors, len(samples)))
 
@@ -213,7 +216,10 @@ class _Builder:
         return event
 
     def add_feeds(self) -> None:
-        """The events that computes wait for: those that they read on this worker, or the transfer of them [2]."""
+        """Let each compute wait for the computes whose outputs or gradients it reads, or for their transfers [2].
+
+        Transfers between workers are added where the schedule has no explicit messages.
+        """
         stages, is_explicit = self.schedule.placement.stages, bool(self.message_of_slot)
         slots = slots_of_edge(self.schedule) if is_explicit else {}
         for feed in (feed for of_edge in feeds(self.schedule) for feed in of_edge):
@@ -236,9 +242,10 @@ class _Builder:
                     waits.append(self.transfers[-1])
 
     def add_frozen_flows(self) -> None:
-        """The events that computes wait for to read frozen outputs.
+        """Let each compute wait for the fills whose outputs it reads, or for their transfers.
 
-        No event of this iteration waits for outputs of the next batch.
+        No event of this iteration waits for outputs of the next batch. Transfers between workers are added where the
+        schedule has no explicit messages.
         """
         stages, is_explicit = self.schedule.placement.stages, bool(self.message_of_slot)
         slots = slots_of_encoder(self.schedule) if is_explicit else {}
@@ -259,14 +266,14 @@ class _Builder:
             waits.extend(producers)
 
     def _messages(self, slots: Sequence[int], samples: Range) -> Iterator[int]:
-        """The events of those messages that bring any of these samples."""
+        """The events of those messages among `slots` that bring any of these samples."""
         messages = self.schedule.messages
         for slot in slots:
             if messages[slot].samples.overlaps(samples):
                 yield self.message_of_slot[slot]
 
     def numbered(self) -> Graph:
-        """The events in an order in which they can happen, each after at most two others."""
+        """The graph of all events, numbered in an order in which they can happen, each after at most two others."""
         for event, stages in self.reduced.items():
             self.work[event] = self.index_of(Reduce(stages))
         number = [0] * len(self.waits)
@@ -308,7 +315,7 @@ class _Builder:
         """All events in an order in which they can happen.
 
         Raises:
-            ScheduleError: there is none.
+            ScheduleError: there is no such order.
         """
         for slot, count in self.num_ends.items():
             if count != 2:
@@ -331,7 +338,7 @@ class _Builder:
         return order
 
     def _blocked(self, counts: Sequence[int]) -> Iterator[str]:
-        """The places where hosts and queues stop, in words; `counts`: by event, for how many others it still waits."""
+        """One sentence for each host and queue that stops; `counts`: by event, for how many others it still waits."""
         # By worker and queue its events, each with the one after which it was issued and its action.
         queues: dict[tuple[int, Hashable], list[tuple[int, int, Action]]] = defaultdict(list)
         for worker, (order, own) in enumerate(zip(self.schedule.orders, self.events, strict=True)):

@@ -30,7 +30,7 @@ from diffusionpipe.timing.clock import Times
 from diffusionpipe.units import Bytes, Seconds
 
 Change = tuple[Bytes, Bytes]
-"""The bytes that an action takes at its start, and those that it takes at its end: less than 0, it gives back."""
+"""(bytes that an action takes at its start, bytes that it takes at its end); negative numbers are given back."""
 
 
 def changes_of(ops: frozenset[Op], activation: Bytes, kept: Bytes) -> dict[Op, Change]:
@@ -50,7 +50,7 @@ def changes_of(ops: frozenset[Op], activation: Bytes, kept: Bytes) -> dict[Op, C
 
 
 def peak_of(changes: Iterable[Change]) -> Bytes:
-    """The most bytes that a worker holds whose actions make these changes, one after the other."""
+    """The most bytes that a worker holds at a time if its actions make these changes, one after the other."""
     held = peak = 0
     for start, end in changes:
         held += start  # faster than `max`

@@ -25,7 +25,7 @@ from math import isqrt
 from diffusionpipe.ir import Range
 
 USUAL_REFINEMENTS = 2
-"""Refinements of a usual drawing, where none has been made."""
+"""The number of refinements that plans assume for a drawing."""
 
 
 def blocks_of(steps: int) -> tuple[Range, ...]:
@@ -41,7 +41,7 @@ def blocks_of(steps: int) -> tuple[Range, ...]:
 
 
 def place_of(tick: int, block: int, period: int) -> tuple[int, int]:
-    """(refinement, step of its block) that block number `block` works on in a tick; a negative refinement: not yet.
+    """(refinement, step within the block) that block number `block` computes in a tick; refinement < 0: not yet begun.
 
     `period` is the number of steps of a block.
     """
@@ -54,7 +54,7 @@ def is_evaluated(refinement: int, block: int) -> bool:
 
 
 def evaluations(blocks: int, period: int, refinements: int) -> list[list[int]]:
-    """For each tick, the numbers of the blocks that are evaluated, until the result with these refinements is there.
+    """For each tick, the numbers of the blocks that are evaluated, up to the result with this number of refinements.
 
     All blocks are of `period` steps.
     """

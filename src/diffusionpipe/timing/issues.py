@@ -21,7 +21,7 @@ from diffusionpipe.timing.graph import Graph
 from diffusionpipe.units import Seconds
 
 Issue = tuple[Seconds, Seconds]
-"""When a host begins to issue an event, and when it has issued it."""
+"""(time at which a host begins to issue an event, time at which it has issued it), in seconds."""
 
 
 def issues_of(graph: Graph, host_times: Sequence[Seconds]) -> list[Issue]:

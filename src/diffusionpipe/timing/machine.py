@@ -20,12 +20,12 @@ from enum import StrEnum
 from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Schedule
 
 HOST = "host"
-"""The queue of what occupies the worker itself."""
+"""The name of the queue for actions that occupy the worker itself."""
 COLLECTIVES = "of reductions and gathers"
-"""The queue of gradient reductions and of gathers of sharded blocks."""
+"""The name of the queue for gradient reductions and for gathers of sharded blocks."""
 
 Machine = Callable[[Schedule, int, Action], Hashable]
-"""(schedule, worker, action) -> the queue of the worker on which the action runs."""
+"""A function from (schedule, worker, action) to the name of the worker's queue on which the action runs."""
 
 
 class Streams(StrEnum):

@@ -22,7 +22,7 @@ from diffusionpipe.timing.encoding import held_by_fills
 from diffusionpipe.units import Bytes, Seconds
 
 _Times = Mapping[Action, tuple[Seconds, Seconds]]
-"""Start and end of each fill."""
+"""ENCODE action -> (start, end) of its fill, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,12 @@ class _Case:
     profile: Profile
     ledger: Ledger
     again: frozenset[str]
-    """Layers that are recomputed."""
+    """The names of the layers that are recomputed in the backward."""
     mesh: Mesh
 
     @property
     def workload(self) -> Workload:
-        """The training around the model."""
+        """The settings of training that cost memory or time beside the model."""
         return self.ledger.workload
 
     @property
@@ -48,14 +48,14 @@ class _Case:
         return self.profile.graph
 
     def trained(self, worker: int) -> Iterator[tuple[int, Sequence[str]]]:
-        """The worker's trained stages with their layers."""
+        """(stage, names of its layers) of each trained stage of a worker."""
         placement = self.schedule.placement
         for index, stage in enumerate(placement.stages):
             if stage.worker == worker and not placement.is_frozen(index):
                 yield index, self.blocks[stage.weights]
 
     def encoded(self, worker: int) -> Iterator[tuple[int, Sequence[str], int]]:
-        """The worker's fills: encoder stage, layers, samples."""
+        """(encoder stage, names of the layers, number of samples) of each fill of a worker."""
         stages = self.schedule.placement.stages
         for fill in self.schedule.fills:
             stage = stages[fill.stage]
@@ -103,7 +103,7 @@ def peak_memory(
 
 
 def _handed(case: _Case) -> dict[int, frozenset[str]]:
-    """Stage -> the tensors that its recomputed layers write and no layer of its worker reads: others get them."""
+    """Stage -> names of the tensors that its recomputed layers write and only layers of other workers read."""
     graph, workers = case.graph, range(case.schedule.num_workers)
     read = [
         {name for _, layers in case.trained(worker) for layer in layers for name in graph.layer(layer).reads}
@@ -163,9 +163,10 @@ def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
 
 
 def _gathered(case: _Case, worker: int, owners: Mapping[str, int]) -> list[Bytes]:
-    """The most bytes that a worker holds of what other parts own, and of narrow copies of its own, by part.
+    """The most bytes of gathered weights and of others' gradients that a worker holds at a time, by part.
 
-    Gradients stay until the next block's are on their way too.
+    Gathered weights are the ones that other parts own, and narrow copies of its own. Gradients count until the
+    gradients of the next block are on their way too. `owners`: name of a parameter -> the part that owns it.
     """
     sizes = [_gathered_sizes(case, layers, owners) for layers in case.blocks]
     held = [0] * case.mesh.parts
@@ -178,7 +179,10 @@ def _gathered(case: _Case, worker: int, owners: Mapping[str, int]) -> list[Bytes
 def _gathered_sizes(
     case: _Case, layers: Sequence[str], owners: Mapping[str, int]
 ) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
-    """Bytes of a block's gathered weights, and of its gradients that others own, by part: all but its own."""
+    """(bytes of a block's gathered weights, bytes of its gradients that other parts own), each by part.
+
+    `layers`: the names of the block's layers. `owners`: name of a parameter -> the part that owns it.
+    """
     names, ledger = case.graph.parameters_of(layers), case.ledger
     all_weights = all_gradients = 0
     own_weights, own_gradients = [0] * case.mesh.parts, [0] * case.mesh.parts
@@ -200,7 +204,10 @@ def _gathered_sizes(
 
 
 def _gathered_blocks(schedule: Schedule, worker: int) -> Iterable[tuple[tuple[int, bool], ...]]:
-    """The blocks of which a worker has other ranks' parts at once, each with whether its gradients are meant."""
+    """Every different set of blocks of which a worker holds other ranks' parts at the same time.
+
+    A block is (its id, True for gradients or False for weights).
+    """
     whole: set[int] = set()
     pending: set[int] = set()
     sent: set[int] = set()
@@ -222,7 +229,7 @@ def _gathered_blocks(schedule: Schedule, worker: int) -> Iterable[tuple[tuple[in
 
 
 def _workspace(case: _Case, worker: int) -> Bytes:
-    """The most that one trained layer needs while it runs [3]."""
+    """The most bytes of temporary memory that one trained layer of the worker needs while it runs [3]."""
     placement, profile = case.schedule.placement, case.profile
     needs = [0]
     for index, layers in case.trained(worker):
@@ -233,7 +240,10 @@ def _workspace(case: _Case, worker: int) -> Bytes:
 
 
 def _encoding(case: _Case, worker: int, moving: Moving, times: _Times) -> Bytes:
-    """The most that a worker holds of activations, messages and frozen layers while fills run and between them [3]."""
+    """The most bytes of activations, messages and frozen layers that a worker holds while fills run and between [3].
+
+    `moving`: the worker's activations and messages. `times`: of its fills.
+    """
     stages, schedule, most = case.schedule.placement.stages, case.schedule, 0
     fills: dict[int, list[Action]] = defaultdict(list)
     for action in schedule.orders[worker]:
@@ -255,7 +265,10 @@ def _encoding(case: _Case, worker: int, moving: Moving, times: _Times) -> Bytes:
 
 
 def _frozen_outputs(case: _Case, worker: int) -> Bytes:
-    """Tensors that the worker's stages read from the frozen part; of what it encodes all raw inputs and outputs."""
+    """The bytes of the rows of frozen outputs and raw inputs that a worker holds.
+
+    They are the frozen outputs that its stages read and, for the samples that it encodes, all raw inputs and outputs.
+    """
     placement, graph, blocks = case.schedule.placement, case.graph, case.blocks
     rows: dict[str, list[Range]] = defaultdict(list)
     encoded = {

@@ -33,17 +33,17 @@ class QueuedTransfer(NamedTuple):
     """A transfer between workers: its work, and the hosts and queues of both ends."""
 
     events: tuple[int, ...]
-    """Events in the graph without explicit messages; several where a message brings tensors for several stages."""
+    """Its events in the graph without explicit messages; several where a message brings tensors for several stages."""
     work: Transfer
     """The transfer that the message makes."""
     hosts: tuple[int, int]
     """The workers at both ends of the transfer: sender, receiver."""
     queues: tuple[int, int]
-    """The queues of the two ends on which it runs; queues of different workers have different numbers."""
+    """The numbers of the queues on which it runs at both ends; queues of different workers have different numbers."""
 
 
 _Row = tuple[int, int, int]
-"""Event, and the two that it waits for."""
+"""(event, first event that it waits for, second event that it waits for)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,13 @@ class Queues:
     """The graph of a schedule without explicit messages, prepared so that each order of messages gives a graph fast."""
 
     unqueued: Graph
+    """The graph without explicit messages."""
     hops: tuple[QueuedTransfer, ...]
+    """The transfers to put in order."""
     rows: tuple[tuple[_Row, ...], ...]
     """The rows of each event of the unqueued graph, by event: one, and more where it waits for more than two others."""
     others: tuple[tuple[int, tuple[int, ...]], ...]
-    """Events that are neither computes nor transfers, as reductions, with those that each waits for."""
+    """(event, events that it waits for) of each event that is neither a compute nor a transfer, such as a reduction."""
     worker_of: tuple[int, ...]
     """The worker of each action, by event."""
     work: tuple[int, ...]
@@ -100,7 +102,7 @@ class Queues:
         )
 
     def graph(self, computes: Sequence[int], placed: Sequence[tuple[int, int]]) -> Graph:
-        """The graph of the schedule with explicit messages that are started in this order.
+        """The graph of the schedule with explicit messages, which are started in a given order.
 
         Args:
             computes: the events of the computes, in order.
@@ -161,7 +163,7 @@ class Queues:
         )
 
     def _behind(self, computes: Sequence[int]) -> dict[int, list[int]]:
-        """Index of a compute -> the other events that can happen once it and all before it have."""
+        """Index of a compute -> the events in `others` that can happen once it and all computes before it have."""
         found: dict[int, list[int]] = defaultdict(list)
         if self.others:
             rank = [-1] * len(self.unqueued)

@@ -50,7 +50,7 @@ from diffusionpipe.ir.unroll import occurrences, unroll
 from diffusionpipe.ir.versions import batches_held
 
 Waits = Mapping[Action, Sequence[int]]
-"""Action -> the messages that it waits for, ascending."""
+"""Action -> the numbers of the messages that it waits for, ascending."""
 
 
 def waits_of(schedule: Schedule) -> Waits:
@@ -73,7 +73,7 @@ def waits_of(schedule: Schedule) -> Waits:
 
 
 def waits_of_step(timeline: Timeline, schedule: Schedule) -> Waits:
-    """Action -> the messages that it waits for, in a timeline whose copies may have run schedules of their own.
+    """Action -> numbers of the messages that it waits for, in a timeline whose copies may have schedules of their own.
 
     `schedule`: the plan's, which all copies ran where the timeline has none.
     Messages are numbered as `ir.own_schedules.in_one_table` does; an action has the messages of all copies.
@@ -96,7 +96,7 @@ def releases_of(schedule: Schedule) -> dict[Action, tuple[int, ...]]:
 
 
 def window_releases_of(window: Schedule) -> dict[Action, tuple[tuple[int, int], ...]]:
-    """Action of a window -> (message, batches later than the action's) of the messages dropped before it.
+    """Action of a window -> (message, its batch less the action's batch) of each message that is dropped before it.
 
     A batch that does not exist, after a flush or before a start, has sent nothing. The orders of the other batches are
     the window's without its actions, so news here is news there.
@@ -122,7 +122,7 @@ def window_releases_of(window: Schedule) -> dict[Action, tuple[tuple[int, int], 
 
 
 def drops_of(schedule: Schedule, waits: Waits) -> dict[int, Action]:
-    """Index of a message -> the action before which its sender drops its tensors; without one, after the iteration.
+    """Index of a message -> the action before which its sender drops its tensors; no entry: after the iteration.
 
     `waits`: the messages that each action waits for, by `waits_of`.
     """

@@ -7,7 +7,7 @@ from diffusionpipe.ir import Op
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """The work of an event at which others meet; it takes no time."""
+    """The work of an event at which others meet: none, so it takes no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """The sum of a block's gradients over these stages, which hold it."""
+    """The sum of a block's gradients over the stages that hold it."""
 
     stages: tuple[int, ...]
 
@@ -55,7 +55,7 @@ class Room:
 
     worker: int
     position: int
-    """Place of the action in the worker's order; the order's length: after all."""
+    """The index of the action in the worker's order; the order's length: after all actions."""
 
 
 Work = Nothing | Compute | Encode | Transfer | Reduce | Gather | Room

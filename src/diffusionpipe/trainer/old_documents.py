@@ -1,6 +1,7 @@
 """Documents of earlier versions in the folders of runs: the steps by which they become today's (`files.versions`).
 
-The readers of these files apply them, and nothing else is concerned with runs of before. Defaults here are of then.
+The readers of these files apply the steps, and no other code handles files of earlier versions. The defaults here are
+the defaults of those versions. The files, and where each has the number of its format:
 
     recipe.toml    has no number: every recipe of a run states all keys of its version, so a step adds those it lacks
     state.json     "format", of a checkpoint; 1 and 2 had no number
@@ -29,7 +30,10 @@ _OF_STEP = ("step", VALUES, STATED, IS_PART, "past_values", "learning_rate_state
 
 
 def _decided_then(recipe: Document) -> Document:
-    """Keys that today may be left to the machine had these defaults; with several models there is no [model]."""
+    """A recipe of an earlier version with the defaults that it had for keys that today may be left to the machine.
+
+    Keys that the recipe states keep their values. With several models there is no section [model], so none is added.
+    """
     for section, values in _DECIDED.items():
         own = recipe.get(section, None if section == "model" else {})
         if isinstance(own, dict):
@@ -38,7 +42,10 @@ def _decided_then(recipe: Document) -> Document:
 
 
 def _recipe_in_part(state: Document) -> Document:
-    """Format 1 kept no recipe, but some of its values as the run's identity, and the objective's in one text."""
+    """A checkpoint's state.json of format 1 as format 2: with the values of the recipe, as far as the file has them.
+
+    Format 1 kept only some of these values, as the run's identity, and the objective's values in one text.
+    """
     values = {key: state[name] for name, key in _IN_IDENTITY.items() if state.get(name, "") != ""}
     if isinstance(text := state.get("objective"), str):
         words = (one.partition(" ") for one in re.split(r", (?=[a-z])", text))
@@ -47,7 +54,7 @@ def _recipe_in_part(state: Document) -> Document:
 
 
 def _value(word: str) -> object:
-    """The value of a recipe that Python's `str` has written so; None for "none"."""
+    """The value of a recipe's key from the text that Python's `str` made of it; None for "none"."""
     try:
         return json.loads({"none": "null", "True": "true", "False": "false"}.get(word, word))
     except (ValueError, RecursionError):
@@ -55,7 +62,10 @@ def _value(word: str) -> object:
 
 
 def _identity_apart(state: Document) -> Document:
-    """Format 2 had the identity's entries among the others, values of the recipe a second time, and idle aspects."""
+    """A checkpoint's state.json of format 2 as format 3: with the entries of the run's identity in a part of their own.
+
+    Format 2 had these entries among the others, some values of the recipe twice, and aspects that had no effect.
+    """
     apart = {*_OF_STEP, *_IN_IDENTITY, "objective", "clips"}
     identity = {key: value for key, value in state.items() if key not in apart and not key.startswith("models.")}
     values = state[VALUES]
@@ -72,7 +82,10 @@ def _has_idle_aspects(data: Document) -> bool:
 
 
 def _without_idle_aspects(recipe: Document) -> Document:
-    """Until 28 November 2026 a recipe could have aspects beside such sizes."""
+    """The recipe without aspects in [data] where all sizes state width and height, so that aspects have no effect.
+
+    Until 28 November 2026 a recipe could have both.
+    """
     data = recipe.get("data")
     if isinstance(data, dict) and _has_idle_aspects(data):
         recipe["data"] = {key: value for key, value in data.items() if key not in _OF_AREAS}
@@ -80,12 +93,18 @@ def _without_idle_aspects(recipe: Document) -> Document:
 
 
 def _all_settings_of_files(note: Document) -> Document:
-    """Format 1 left out the settings of adapters' files that had these defaults."""
+    """A run's ended.json of format 1 as format 2: with the settings of adapters' files that format 1 left out.
+
+    It left out the settings that had their default values.
+    """
     return _ADAPTER_FILES | note
 
 
 def update_of_before(update: str) -> str:
-    """The kind of update as keys of kept profiles stated it before 28 November 2026: without these usual values."""
+    """The text of an update in the key of a kept profile, as it was before 28 November 2026: without usual values.
+
+    `update`: the text of today, JSON.
+    """
     stated = json.loads(update)
     if stated["rest"] is not None and stated["rest"]["learning_rate"] == "auto":
         del stated["rest"]["learning_rate"]

@@ -3,7 +3,7 @@
 from diffusionpipe.ir import Timeline
 
 MOST_ROWS = 16
-"""The most ranks that are all shown; of more, only the ranks of three copies are."""
+"""The most ranks that are all shown; of more ranks, only those in three copies are shown."""
 
 
 def shown_copies(timeline: Timeline) -> dict[str, tuple[int, ...]]:

@@ -30,11 +30,11 @@ MOVING = (".webp", ".gif", ".mp4")
 """Endings of files in which clips play; a PNG shows some of their frames side by side."""
 ENDINGS = (".png", *MOVING)
 _MOST_OF_GIF = 50
-"""Frames of a second. Browsers show a frame with a shorter delay for a tenth of a second."""
+"""The most frames a second of a GIF. Browsers show a frame with a shorter delay for a tenth of a second."""
 _MOST_SIDE = {".webp": 16_383, ".gif": 65_535, ".mp4": 4_096}
 """The longest side in pixels that the kind of file or its players can hold."""
 _BT709 = 1
-"""The colours of television, and its range of levels, in the numbers of H.264."""
+"""The number with which H.264 names the colours of television (BT.709), and also its range of levels."""
 
 
 def check_drawing_file(path: Path, rate: float | None = None) -> None:
@@ -102,13 +102,13 @@ def write_clip(levels: np.ndarray, path: Path, *, rate: float) -> None:
 
 
 def _fitting(size: tuple[int, int], ending: str) -> tuple[int, int]:
-    """The size, or a smaller one that the file can hold."""
+    """The (width, height) in pixels for a file with this ending: `size`, or scaled down if the file cannot hold it."""
     scale = min(1.0, _MOST_SIDE.get(ending, max(size)) / max(size))
     return max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
 
 
 def _picture(frames: Iterator[Image], count: int, ending: str, rate: float) -> bytes:
-    """The bytes of a picture file that Pillow writes."""
+    """The bytes of a picture file that Pillow writes, from `count` frames at `rate` frames a second."""
     first, *others = map(_with_palette, frames) if ending == ".gif" else frames
     quality: dict[str, Any] = {}
     if ending == ".webp":
@@ -123,14 +123,14 @@ def _picture(frames: Iterator[Image], count: int, ending: str, rate: float) -> b
 
 
 def _with_palette(frame: Image) -> Image:
-    """The frame in 256 colours of its own, mixed from point to point where there are more."""
+    """The frame reduced to a palette of its own 256 colours, with dithering for its other colours."""
     from PIL import Image
 
     return frame.quantize(palette=frame.quantize(256), dither=Image.Dither.FLOYDSTEINBERG)
 
 
 def _durations(count: int, rate: float, unit: int) -> list[int]:
-    """How long each frame is shown, in milliseconds; rounded to `unit` so that errors do not add up.
+    """How long each of `count` frames is shown, in milliseconds, rounded to `unit` so that errors do not add up.
 
     >>> _durations(4, 16, 10)
     [60, 60, 70, 60]
@@ -140,7 +140,10 @@ def _durations(count: int, rate: float, unit: int) -> list[int]:
 
 
 def _mp4(frames: Iterator[Image], count: int, rate: float) -> bytes:
-    """H.264 with colours as televisions have them; players need even sides, so the last line may be there twice."""
+    """The bytes of an .mp4 file with `count` frames in H.264, with the colours of television (BT.709).
+
+    Players need even sides, so the last line and the last column of pixels may be doubled.
+    """
     import av
     import numpy as np
 

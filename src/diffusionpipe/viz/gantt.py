@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _WIDTH = 15.0  # inches
 _LEFT, _RIGHT, _HEAD, _FOOT, _GAP = 0.85, 0.2, 0.85, 1.1, 0.75
 _LANES = {"compute": (0.06, 0.62), "receive": (0.70, 0.07), "send": (0.78, 0.07), "reduce": (0.87, 0.07)}
-"""Offset from the top of the rank's row and height, in rows."""
+"""Lane of a rank's row -> (offset from the top of the row, height), as fractions of the row's height."""
 _LEAST_SIZE = 5.0  # points
 _EDGED = 0.06
-"""Inches from which on a bar of computation has white edges; they would hide a narrower one."""
+"""The width in inches from which on a bar of computation gets white edges; they would hide a narrower bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Panel:
     name: str
     timeline: Timeline
     rows: tuple[tuple[int, str], ...]
-    """Workers and the names of their rows, from top to bottom."""
+    """(worker, name of its row) of each row, from top to bottom."""
 
 
 def panel_of(name: str, timeline: Timeline) -> Panel:
@@ -132,6 +132,7 @@ def gantt(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Style:
     names: dict[int, str]
+    """Number of a fill -> its component."""
     axis: TimeAxis
     row: float
     """Height of a rank's row in inches."""
@@ -143,7 +144,7 @@ class _Style:
     """Stage -> its place among its rank's stages, and their number."""
 
     def inches(self, duration: float) -> float:
-        """The width of a bar of that duration."""
+        """The width in inches of a bar of this duration, which is in the axis's unit."""
         return duration / self.end * self.width
 
     def colour(self, span: Span) -> str:
@@ -154,7 +155,7 @@ class _Style:
         return palette.stage_colour(span.action.op, *self.places[span.action.stage])
 
     def fits(self, text: str, duration: float, size: float) -> bool:
-        """Whether the text is narrower than a bar of that duration."""
+        """Whether the text, in letters of `size` points, is narrower than a bar of this duration in the axis's unit."""
         # A letter is about 0.62 of its size wide, and 72 points are an inch.
         return len(text) * size * 0.62 / 72 + 0.05 <= self.inches(duration)
 
@@ -186,7 +187,7 @@ def _draw_panel(axes: Axes, panel: Panel, style: _Style) -> None:
 
 
 def _duration(timeline: Timeline, axis: TimeAxis) -> str:
-    """How long the timeline is, in words."""
+    """The length of the iteration in the axis's unit, as text; with an update, also the lengths of step and update."""
     iteration, step = timeline.makespan, timeline.step
     if not timeline.update:
         return f"{axis.text(iteration)} {axis.name}"
@@ -195,7 +196,10 @@ def _duration(timeline: Timeline, axis: TimeAxis) -> str:
 
 
 def _draw_bars(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style: _Style) -> None:
-    """One collection per rank, lane and colour: quick also for thousands of spans."""
+    """Draw the spans of the timeline as bars in the rows of their workers; `row_of`: worker -> number of its row.
+
+    It makes one collection for each row, lane and colour, which is quick also for thousands of spans.
+    """
     bars: dict[tuple[int, str, str], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
         lane, colour = _lane(span, style)
@@ -209,7 +213,7 @@ def _draw_bars(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style:
 
 
 def _draw_update(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style: _Style) -> None:
-    """Draw the rest of the step after the iteration, with its names where there is room."""
+    """Draw the phases of the update after the iteration, with their names where there is room."""
     scale, size = style.axis.per_second, _number_size(style.row)
     top, height = _LANES["compute"]
     for phase in timeline.update:
@@ -237,7 +241,7 @@ def _lane(span: Span, style: _Style) -> tuple[str, str]:
 
 
 def _number_size(row: float) -> float:
-    """Points of the numbers in rows of that height; 0 where they could not be read."""
+    """The size in points of the micro-batches' numbers in rows of `row` inches; 0 where they could not be read."""
     return size if (size := min(10.0, 20 * row)) >= _LEAST_SIZE else 0.0
 
 
@@ -264,7 +268,7 @@ def _draw_numbers(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], sty
 
 
 def _visible(timelines: Sequence[Timeline], style: _Style) -> dict[str, str]:
-    """The colours of the frozen components, without those whose bars together are too narrow to be seen."""
+    """Frozen component -> its colour, without components whose bars together are too narrow to be seen."""
     widths: dict[str, float] = defaultdict(float)
     for timeline in timelines:
         for span in timeline.spans:
@@ -283,7 +287,10 @@ def _legend(
     height: float,
     schedule: Schedule | None,
 ) -> None:
-    """`components`: name -> colour."""
+    """Draw the legend below the timelines: the colours of operations, components, messages and parts of the update.
+
+    `components`: frozen component -> its colour. `height`: of the figure in inches.
+    """
     from matplotlib.patches import Patch
 
     used = {span.action.op for timeline in timelines for span in timeline.spans}

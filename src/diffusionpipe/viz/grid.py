@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 _SIDE = 144
-"""Small pictures are enlarged to about this many pixels, by a whole factor."""
+"""The side in pixels to which small pictures are enlarged, about, by a whole factor."""
 _GAP = 12
 _FONT_SIZE = 15
 _LINE = 19
@@ -25,7 +25,7 @@ _CLIP = 4
 
 
 def square_columns(count: int) -> int:
-    """Columns, at most 10, of a grid of `count` cells about as wide as high, with full rows where possible."""
+    """The number of columns, at most 10, of a grid of `count` cells: about square, with full rows where possible."""
     square = min(10, isqrt(max(0, count - 1)) + 1)  # the square root, rounded up
     return next((columns for columns in range(square, 11) if count % columns == 0), square)
 
@@ -49,7 +49,10 @@ def sample_grid(
 
 
 def _sheets(images: Sequence[tuple[str, np.ndarray | Image]], columns: int, count: int) -> Iterator[Image]:
-    """A sheet for each frame; the captions are drawn once."""
+    """The `count` frames of the grid's file: each shows one frame of every clip, with the captions.
+
+    A clip that is shorter than `count` frames waits with its last frame.
+    """
     from PIL import Image, ImageDraw
 
     clips = [_frames(image) for _, image in images]
@@ -76,7 +79,7 @@ def _sheets(images: Sequence[tuple[str, np.ndarray | Image]], columns: int, coun
 
 
 def _frames(image: np.ndarray | Image) -> Sequence[np.ndarray | Image]:
-    """The frames of a clip; a picture is one."""
+    """The frames of a clip; for a picture, the picture alone."""
     import numpy as np
 
     return list(image) if isinstance(image, np.ndarray) and image.ndim == _CLIP else [image]
@@ -92,7 +95,7 @@ def _enlarged(image: np.ndarray | Image) -> Image:
 
 
 def _font() -> FreeTypeFont:
-    """DejaVu Sans, which every matplotlib brings along: Latin, Greek, Cyrillic and more."""
+    """The font of captions: DejaVu Sans, which every matplotlib has, with Latin, Greek, Cyrillic and more."""
     import matplotlib
     from PIL import ImageFont
 
@@ -100,7 +103,7 @@ def _font() -> FreeTypeFont:
 
 
 def _wrapped(caption: str, font: FreeTypeFont, width: int) -> list[str]:
-    """The caption in lines that fit; an ellipsis ends what does not."""
+    """The caption in at most `_MAX_LINES` lines of at most `width` pixels; an ellipsis ends a longer caption."""
     lines = [""]
     if len(caption) > _MAX_LINES * width:  # no line has more letters than pixels
         caption = f"{caption[: _MAX_LINES * width]}…"

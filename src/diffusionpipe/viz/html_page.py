@@ -10,13 +10,13 @@ from html import escape
 from importlib.resources import files
 
 _SCRIPTS = ("dom.js", "timeline.js", "curves.js", "page.js")
-"""In the order in which they define names."""
+"""The scripts of the page in `viz/assets`, in the order in which they define names."""
 
 
 def page_of(data: str, *, title: str, asks_server: bool = False) -> str:
-    """HTML of the page that shows a report, whose data are a JSON text. No text in it can become markup.
+    """The HTML of the page that shows a report; `data`: the report as JSON text. No text in it can become markup.
 
-    `asks_server`: whether it may ask the server that it comes from for newer data; else it may send no request.
+    `asks_server`: whether the page may ask its own server for newer data; else it may send no request.
     """
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)
     rules = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Curve = tuple[list[float], list[float]]
-"""Steps and values, the finite ones."""
+"""(steps, values) of a curve, without values that are not finite."""
 
 _TRAIN, _VALIDATION, _MUTED = "#2171b5", "#d55e00", "#5a5a5a"
 _OF_MODELS = (_TRAIN, "#6a51a3", "#cb181d", "#009e73")
-"""Several models that train together have a colour each, then again from the start."""
+"""The colours of the curves of several models that train together, by turns."""
 
 
 def loss_curve(metrics_path: Path, png_path: Path) -> None:
@@ -91,9 +91,9 @@ def _curve(rows: Sequence[dict[str, object]], key: str) -> Curve:
 
 
 def smoothed(values: Sequence[float], half_window: int) -> list[float]:
-    """The mean of each value with up to `half_window` neighbours on either side.
+    """The moving mean of the values: for each value, the mean of it and up to `half_window` neighbours on either side.
 
-    Near the ends fewer, equally many on both sides, so that nothing lags.
+    Near the ends there are fewer neighbours, equally many on both sides, so that nothing lags.
     """
     sums = [0.0, *accumulate(values)]
     means = []
@@ -106,7 +106,10 @@ def smoothed(values: Sequence[float], half_window: int) -> list[float]:
 
 
 def _curves(rows: Sequence[dict[str, object]], key: str) -> list[tuple[str, Curve, str]]:
-    """Name, curve and colour of each model's own values, or of the run's where it has one model."""
+    """(name, curve, colour) for each model's values of a key of the log, or with the name "" for the run's only model.
+
+    Curves without values are left out.
+    """
     found = dict.fromkeys(name for row in rows for name in row if name.startswith(f"{key}/")) or [key]
     curves = [(name.partition("/")[2], _curve(rows, name)) for name in found]
     return [(name, curve, colour) for (name, curve), colour in zip(curves, cycle(_OF_MODELS)) if curve[0]]

@@ -29,7 +29,7 @@ class DrawnOperation:
 
     @property
     def colour(self) -> str:
-        """The colour of the forward or of the backward; grey where no bytes are moved."""
+        """The colour of bars and points of the forward or of the backward; grey where the operation moves no bytes."""
         return WAITING if not self.num_bytes else BACKWARD if self.is_backward else FORWARD
 
 

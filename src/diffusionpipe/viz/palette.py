@@ -30,9 +30,9 @@ THIRD_COLOURS = {
     Op.W: "#67000d",
 }
 MODEL_COLOURS = (OP_COLOURS, LATER_COLOURS, THIRD_COLOURS)
-"""Several models that train together have a hue each, then again from the start."""
+"""The colours of operations of each of several models that train together, by turns."""
 LATER_NAME = "second direction or chunk"
-"""The name of the stages that have these colours."""
+"""The name in legends of the stages that have `LATER_COLOURS`."""
 PROBE = "#7bccc4"
 PROBE_NAME = "forward without gradients"
 OP_NAMES = {
@@ -58,7 +58,7 @@ COMPONENT_COLOURS = {
 }
 """The colours of frozen components, Okabe and Ito's remaining hues: the same in every picture."""
 OTHER_COLOURS = ("#66c2a5", "#d9b38c", "#a6761d", "#e7298a")
-"""The colours of components with other names, by name, then again from the start."""
+"""The colours of components with other names, in alphabetical order of the names, by turns."""
 
 
 def named_hues(schedule: Schedule | None) -> Iterator[tuple[str, Mapping[Op, str]]]:
@@ -153,7 +153,10 @@ def frozen_name(component: str) -> str:
 
 
 def work_colours(components: Mapping[int, str]) -> dict[str, str]:
-    """The colour of each kind of computation by its name in a legend, where stages of one kind are not told apart."""
+    """Name in a legend -> colour, for each op, each frozen component and the update; all stages look alike.
+
+    `components`: number of a fill -> its component.
+    """
     own = component_colours(dict(components))
     frozen = {frozen_name(component): colour for component, colour in own.items()}
     return {OP_NAMES[op]: colour for op, colour in OP_COLOURS.items()} | frozen | {UPDATE_NAME: UPDATE}

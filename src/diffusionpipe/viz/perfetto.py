@@ -74,7 +74,7 @@ def _slices(timeline: Timeline, names: dict[int, str], schedule: Schedule | None
 
 
 def _update_slices(timeline: Timeline) -> Iterator[Event]:
-    """The update after a flush; without one it is an action of the order, op STEP."""
+    """The trace events of the update that follows a flush; without a flush the update is an action, op STEP."""
     thread = 3 * _LANES_PER_KIND + 1
     for worker in sorted({phase.worker for phase in timeline.update}):
         yield from _thread(worker, thread, _UPDATE)
@@ -110,7 +110,7 @@ def _kind(span: Span) -> str:
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """The spans in as few rows as possible without overlaps in a row: a thread cannot show overlaps."""
+    """The spans divided into as few rows as possible, so that none overlap in a row: a thread cannot show overlaps."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
         lane = next((lane for lane in lanes if lane[-1].end <= span.start), None)  # the first row that is free by then

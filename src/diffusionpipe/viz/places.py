@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from diffusionpipe.ir import COMPUTE_OPS, Op, Schedule, Span
 
 PROBE = (-1, 1)
-"""The place of a probe's stage."""
+"""The (place, number of places) that stands for a stage of a probe."""
 OF_MODEL = 0
-"""Number of stages where the place is a model's among several."""
+"""The number of places in a pair whose place is the number of a model among several."""
 
 
 def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:

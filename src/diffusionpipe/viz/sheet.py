@@ -21,7 +21,7 @@ _PANEL, _ROW, _GAP = 5.4, 0.21, 0.5
 """Width of a panel, height of a rank's row, height of a heading, in inches."""
 _HEAD, _FOOT, _SIDE = 0.55, 0.6, 0.3
 _LONGEST = 1.6
-"""A timeline that takes more than this times the shortest is cut off at the right."""
+"""A timeline that takes longer than the shortest one times this factor is cut off at the right."""
 
 
 def sheet(timelines: Sequence[tuple[str, Timeline]], path: Path, *, title: str = "") -> None:

@@ -13,10 +13,10 @@ from diffusionpipe.viz.places import PROBE, is_later, places_of_stages
 _IDLE, _GOES_ON, _FROZEN, _PROBE = ".", "-", "E", "P"
 _SHOWN = COMPUTE_OPS | {Op.ENCODE}
 _LINES = 48
-"""Lines of all bands together from which on only three of them are shown; fewer bands than that are shown always."""
+"""The most lines of all bands together; with more, only three bands are shown. Up to three bands are always shown."""
 _FEWEST_BANDS, _MOST_BANDS = 3, 6
 _MOST_CUT = 1e9
-"""Bands into which a timeline may be cut, where times differ by hundreds of orders of magnitude."""
+"""The most bands into which a timeline is cut, for times that differ by hundreds of orders of magnitude."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Sketch:
 
     text: str
     ops: frozenset[Op]
-    """The ops that occur in it."""
+    """The ops of the actions in the sketch."""
     has_stages: bool
     """Whether stages are written before the letters."""
     has_small_letters: bool
@@ -102,29 +102,33 @@ def draw_sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bar:
-    """A span, or several of frozen work."""
+    """A bar of the sketch: one span, or several spans of frozen work joined."""
 
     worker: int
     op: Op
     stage: int
     label: str
+    """The op's letter and the number of the micro-batch or fill: "F3"."""
     start: Seconds
     end: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A way to write all bars."""
+    """A way to write the labels of all bars."""
 
     labels: tuple[str, ...]
+    """The label of each bar."""
     letters: tuple[str, ...]
-    """Shorter labels, for bars that are too short for their labels."""
+    """The shorter label of each bar, for bars that are too short for their labels."""
     has_stages: bool = False
+    """Whether labels begin with the stage."""
     has_small_letters: bool = False
+    """Whether small letters mark the second stage of a worker."""
 
     @property
     def longest(self) -> int:
-        """Columns of the longest label."""
+        """The number of columns of the longest label."""
         return max(map(len, self.labels))
 
 
@@ -142,7 +146,10 @@ class _Grid:
 
 
 def _grid(spans: Sequence[Span], columns: int) -> _Grid:
-    """The first of the grids with the fewest bands: exact with a blank after labels, without it, rounded."""
+    """The grid of the spans, at most `columns` wide, with the fewest bands.
+
+    Of equal ones it is the first of these: exact with a blank after labels, exact without it, rounded.
+    """
     places = places_of_stages(spans)
     bars = [
         _Bar(
@@ -194,7 +201,7 @@ def _grids(bars: list[_Bar], places: Mapping[int, tuple[int, int]], columns: int
 
 
 def _legible_unit(bars: list[_Bar], form: _Form) -> Seconds:
-    """The time of a column in which computations have room for their labels and a blank, but for very short ones."""
+    """The time that one column may show so that all computations but very short ones have room for label and blank."""
     pairs = list(zip(bars, form.labels, strict=True))
     timed = [pair for pair in pairs if pair[0].op is not Op.ENCODE] or pairs
     more = 2 if form.has_stages else 1  # "0F01F0" cannot be read, so that a blank must be left after rounding
@@ -204,7 +211,7 @@ def _legible_unit(bars: list[_Bar], form: _Form) -> Seconds:
 
 
 def _joined(bars: list[_Bar], least: Seconds) -> list[_Bar]:
-    """The bars, frozen work that follows frozen work on the same worker within that time in one bar with it."""
+    """The bars, with frozen work joined to the frozen work before it on its worker if the gap is below `least`."""
     found: list[_Bar] = []
     for bar in sorted(bars, key=lambda bar: (bar.worker, bar.start, bar.end)):
         last = found[-1] if found else None
@@ -217,7 +224,7 @@ def _joined(bars: list[_Bar], least: Seconds) -> list[_Bar]:
 
 
 def _forms(bars: list[_Bar], places: Mapping[int, tuple[int, int]]) -> list[_Form]:
-    """How the bars can be written, in forms that are shorter and shorter."""
+    """The ways in which the labels of the bars can be written, the longest first; `places`: stage -> its place."""
     most = max((num for _, num in places.values()), default=1)
     plain = tuple(bar.label for bar in bars)
     letters = tuple(text[0] for text in plain)
@@ -233,7 +240,7 @@ def _forms(bars: list[_Bar], places: Mapping[int, tuple[int, int]]) -> list[_For
 
 
 def _unit(bars: list[_Bar]) -> Fraction:
-    """The greatest unit of which all times are multiples, a multiple of 1/2, 1/4, 1/5 or 1/10; 0 if there is none."""
+    """The greatest time of which all starts and ends are multiples, of the form n/1, n/2, n/4, n/5 or n/10; else 0."""
     times = [float(time) for bar in bars for time in (bar.start, bar.end)]
     for scale in (1, 2, 4, 5, 10):
         whole = [round(time * scale) for time in times]
@@ -263,7 +270,7 @@ class _Canvas:
         self.has_bare_letters = False
 
     def rows(self, first: int, last: int) -> list[str]:
-        """Each worker's row from one cell to another."""
+        """The text of each worker's row from cell `first` up to but without cell `last`."""
         grid = self._grid
         rows = [[_IDLE.ljust(grid.cell)] * (last - first) for _ in range(self._num_workers)]
         for index, bar in enumerate(grid.bars):
@@ -274,7 +281,10 @@ class _Canvas:
         return ["".join(row).rstrip() for row in rows]
 
     def _pieces(self, index: int, whole: tuple[int, int], shown: tuple[int, int]) -> list[str]:
-        """The part of a bar that a band shows, cut into cells: its label or a line, and at its end a blank."""
+        """The texts of the cells of a band that show bar number `index`: its label or dashes, and at its end a blank.
+
+        `whole`, `shown`: the first cell and the end of the bar, and of its part in the band.
+        """
         grid, form = self._grid, self._grid.form
         length = (shown[1] - shown[0]) * grid.cell
         label, letter = form.labels[index], form.letters[index]
@@ -290,7 +300,7 @@ class _Canvas:
         return [text[i : i + grid.cell] for i in range(0, length, grid.cell)]
 
     def _parts(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The bar's cells in its first, its second and its last band: all between are like the second."""
+        """(first cell, end) of a bar's parts in its first, second and last band; all between are like the second."""
         per_band = self._grid.per_band
         second = min((start // per_band + 1) * per_band, stop)
         third, last = min(second + per_band, stop), max(second, (stop - 1) // per_band * per_band)

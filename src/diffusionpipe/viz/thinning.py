@@ -6,7 +6,7 @@ Points = list[tuple[float, float]]
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:
-    """At most about `most` of the points, in order; the least and the largest value of all are among them.
+    """The points (x, value), in order and thinned to about `most`; the least and the largest value are among them.
 
     >>> thinned([(step, -abs(step - 500)) for step in range(1000)], 8)
     [(0, -500), (499, -1), (500, 0), (999, -499)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HUES = (("#c6dbef", "#2171b5"), ("#fdd0a2", "#d95f0e"), ("#c7e9c0", "#238b45"), ("#dadaeb", "#6a51a3"))
-"""(forward, backward) of versions 0, 1, 2 and 3, and again from there: more rarely live at once."""
+"""The colours (forward, backward) of versions 0, 1, 2 and 3, and by turns of later ones: more rarely live at once."""
 _WIDTH, _LEFT, _RIGHT, _HEAD, _FOOT, _ROW = 15.0, 0.85, 0.2, 0.7, 1.0, 0.5  # inches
 _STEP = "#000000"
 
@@ -68,7 +68,10 @@ def version_chart(
 def _draw(
     axes: Axes, span: Span, read: Mapping[tuple[int, Op, int], int], inches: float, num_microbatches: int
 ) -> None:
-    """`inches`: of a unit of time."""
+    """Draw a span as a bar in the colour of the version that its action reads, or an optimizer's step as a line.
+
+    `inches`: the width of a unit of time.
+    """
     action = span.action
     if action.op is Op.STEP:
         axes.plot([span.end, span.end], [span.worker + 0.06, span.worker + 0.94], color=_STEP, linewidth=2.2)

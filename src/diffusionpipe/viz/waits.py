@@ -38,9 +38,9 @@ class Wait:
     cause: str
     """One of `WAITS`."""
     before: str
-    """The action that ends it; "" at the end of the iteration."""
+    """The action that ends the wait; "" at the end of the iteration."""
     sender: int | None = None
-    """The rank whose message it waits for."""
+    """The rank whose message the wait is for; None without a message."""
 
     @property
     def seconds(self) -> Seconds:
@@ -68,9 +68,9 @@ def times_of_ranks(
 ) -> tuple[RankTimes, ...]:
     """The computing and waiting times of each rank, in the order of ranks; together they are `timeline.step`.
 
-    `awaited`: the messages for which each action waits, as `timing.sends.waits_of` finds them; `components`: of the
-    fills, as `palette.components` finds them. Where several ranks are at a worker's place, the timeline has copies, and
-    each copy's messages stay in it.
+    `awaited`: action -> the slots of the messages for which it waits, as `timing.sends.waits_of` finds them.
+    `components`: number of a fill -> its component, as `palette.components` finds them. Where several ranks are at a
+    worker's place, the timeline has copies, and each copy's messages stay in it.
     """
     copies = timeline.copies or (tuple(range(timeline.num_workers)),)
     spans: dict[int, list[Span]] = defaultdict(list)
@@ -90,17 +90,19 @@ def times_of_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One rank of a timeline."""
+    """One rank of a timeline, with its spans, its update, and the end of the step."""
 
     number: int
     spans: Sequence[Span]
     update: Sequence[Phase]
     step: Seconds
+    """The end of the step, of all ranks."""
     is_measured: bool
+    """Whether the timeline is measured, not simulated."""
 
     @property
     def beside(self) -> Sequence[tuple[Span, str]]:
-        """Sums and gathers, and measured calls that send or receive, each with its cause, by their starts.
+        """The rank's sums and gathers, and its measured sends and receives, each with the cause of waits, by start.
 
         A simulated message runs beside the work, so a rank never waits for its own.
         """
@@ -140,14 +142,18 @@ def _is_work(action: Action) -> bool:
 
 
 def _name_of_work(action: Action, components: Mapping[int, str]) -> str:
-    """The kind of work of a computing action, as legends name it."""
+    """The name in legends of an action's work: its op, frozen component or update; `components`: by number of fill."""
     if action.op is Op.ENCODE:
         return frozen_name(components.get(action.slot or 0, "frozen"))
     return UPDATE_NAME if action.op is Op.STEP else OP_NAMES[action.op]
 
 
 def _explained(rank: _Rank, gap: tuple[Seconds, Seconds], action: str, senders: Sequence[Span]) -> Iterator[Wait]:
-    """The wait before an action, in up to two parts: for the sender's work, then for the transfer."""
+    """The waits in a gap (start, end) before an action: for the sender's work, then for the transfer.
+
+    `senders`: the sends of the messages for which the action waits. Without one of another rank, collectives or the
+    host are the cause.
+    """
     start, end = gap
     last = max((one for one in senders if one.worker != rank.number), key=lambda span: span.start, default=None)
     if last is None or (last.end <= start and not rank.is_measured):
@@ -164,7 +170,7 @@ def _explained(rank: _Rank, gap: tuple[Seconds, Seconds], action: str, senders: 
 
 
 def _split(rank: _Rank, gap: tuple[Seconds, Seconds], rest: str, before: str = "") -> Iterator[Wait]:
-    """The gap, cut at the edges of the collectives that run in it; other times have the cause `rest`."""
+    """The waits in a gap (start, end), cut where collectives begin and end; other times have the cause `rest`."""
     reached, end = gap
     for span, cause in rank.beside:
         first, last = max(span.start, reached), min(span.end, end)

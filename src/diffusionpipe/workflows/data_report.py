@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.recipe import DataSection, Recipe
 
 ASPECTS = (0.5, 2.0)
-"""Width / height of the sizes that a folder is shown at."""
+"""The least and the largest width / height of the sizes that a folder's pictures get by default."""
 RESOLUTION = 512
-"""The side of pictures, where nothing else is said."""
+"""The side in pixels of the squares whose area a folder's pictures get by default."""
 _SIDE = 224
 """The longer side of a picture on a contact sheet, in pixels."""
 _USUAL = -1
-"""The number under which `DataReport.sizes` has the size of samples that have none of their own."""
+"""The key of `DataReport.sizes` for the size of all samples that have no size of their own."""
 _FADED = 0.75
 """The share of white in the parts of a picture that are cut away."""
 
@@ -36,10 +36,13 @@ class DataReport:
 
     lines: "tuple[Line, ...]"
     train: "Folder"
+    """The training data."""
     use: "SampleUse"
+    """The samples that a run would use, and their sizes."""
     sizes: "dict[int, Clip]"
-    """The size of each sample in the first epoch; a sample that is left out has none."""
+    """Number of a sample -> its own size in the first epoch, if it has one; `_USUAL` -> the size of all others."""
     is_clips: bool
+    """Whether the samples are clips, not pictures."""
 
 
 def report_on_folder(
@@ -156,19 +159,20 @@ def _report(data: "DataSection", recipe: "Recipe | None", rules: "SizeRules | No
 
 
 class _Reader(NamedTuple):
-    """How a recipe's model reads texts."""
+    """How a recipe's model reads texts, and the texts that its run draws pictures from."""
 
     readings: "Sequence[EncoderReading] | None" = None
-    """None: no model is there, or it reads none."""
+    """How each text encoder reads a caption; None: no model is there, or it reads no texts."""
     more_chunks: bool = False
+    """Whether the model could read captions in more chunks."""
     prompts: tuple[str, ...] = ()
     """Texts that the run draws from."""
     problems: "tuple[Line, ...]" = ()
-    """The reason why the run would refuse the model."""
+    """A warning with the reason why the run would refuse the model; () if it would not."""
 
 
 def _reader_of(recipe: "Recipe | None", tell: Telling) -> _Reader:
-    """The readings of the model of a recipe, by its tokenizers and configurations, where its folder is there."""
+    """How the recipe's model reads texts, by its tokenizers and configurations; nothing where its folder is missing."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.data_survey import Line
     from diffusionpipe.ir.home import expanded_path
@@ -194,7 +198,7 @@ def _reader_of(recipe: "Recipe | None", tell: Telling) -> _Reader:
 
 
 def _sizes_of(use: "SampleUse") -> "dict[int, Clip]":
-    """The size of each sample in the first epoch, and the one of all others."""
+    """Number of a sample -> its own size in the first epoch, if it has one; `_USUAL` -> the size of all others."""
     from diffusionpipe.ir.size import Clip
 
     found = {_USUAL: Clip(width=use.size[0], height=use.size[1])}
@@ -246,7 +250,7 @@ def _images(report: DataReport, count: int) -> "Iterator[tuple[str, np.ndarray]]
 
 
 def _faded(levels: "np.ndarray", size: "Clip") -> "np.ndarray":
-    """The picture (H, W, 3), faded where it is cut away to `size` at its centre."""
+    """The picture (H, W, 3) with its edges faded that training cuts away to get `size` from its centre."""
     import numpy as np
 
     height, width = levels.shape[:2]

@@ -7,7 +7,7 @@ from diffusionpipe.errors import ConfigError
 
 _RECIPES = "recipes"
 _PACKAGED, _CHECKOUT = Path(__file__).parents[1] / "examples", Path(__file__).parents[3] / "examples"
-"""Where the examples are: in an installed package, and in a checkout."""
+"""The folder of the examples in an installed package, and the folder in a checkout."""
 
 
 def examples() -> dict[str, Path]:
@@ -50,10 +50,7 @@ def write_example(name: str, into: Path) -> Path:
 
 
 def first_words(path: Path) -> str:
-    """The subject of an example, from the first line of its recipe; of a folder without a recipe its file names.
-
-    `path`: of the example.
-    """
+    """The subject of the example at `path`: the first line of its recipe, or without one the names of its files."""
     recipe = path / "recipe.toml" if path.is_dir() else path
     if not recipe.is_file():
         return ", ".join(sorted(one.name for one in path.iterdir()))

@@ -5,9 +5,9 @@ from diffusionpipe.runtime.machine.free_memory import free_memory
 from diffusionpipe.units import Bytes
 
 _RANK: Bytes = 2**28
-"""Memory of a process that has imported torch and has no model yet; half of what was seen."""
+"""Bytes of a process that has imported torch and has no model yet; half of what was measured."""
 _WORKER: Bytes = 2**26
-"""Memory of a data worker; half of what was seen."""
+"""Bytes of a data worker; half of what was measured."""
 
 
 def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> None:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 Progress = Callable[[int, int], None]
-"""Told (work done, all work)."""
+"""A function that is called with (work done, all work)."""
 
 
 class Telling(Protocol):

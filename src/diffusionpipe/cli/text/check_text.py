@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAYERS = 3
-"""Shown of those that are most off beside the others."""
+"""The most layers that are named as slower or faster than most."""
 CLEAR = 1.2
-"""Factor from which on a stage is off, and a layer beside the usual one."""
+"""The factor between measured and predicted time above which a stage is named; of a layer, relative to the median."""
 LEAST_SHOWN: Seconds = 5e-5
-"""A cause of less prints as 0.0 ms."""
+"""A cause of fewer seconds is not named: it prints as 0.0 ms."""
 
 Numbers = Mapping[int, int]
 """Stage of the placement -> the stage's number as users know it, from the description of the run."""
@@ -119,7 +119,10 @@ def others_text(recorded: "Recorded") -> str:
 
 
 def _places(found: "Correction", stages: Numbers) -> list[str]:
-    """The stage whose compute is most off, and the layers that are clearly off beside the usual one."""
+    """Phrases on the stage whose compute differs most from its prediction, and on layers slower or faster than most.
+
+    Only factors above `CLEAR` count, and at most `LAYERS` layers are named; the list may be empty.
+    """
     from diffusionpipe.planner.correction.causes import NAMES
 
     words = []

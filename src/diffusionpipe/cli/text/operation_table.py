@@ -20,7 +20,10 @@ WIDTH = 100
 
 
 def operation_lines(report: OperationReport) -> Iterator[str]:
-    """The lines of the screen: the costly operations, all kinds of them, and the gain of running side by side."""
+    """The lines of the screen of `profile --operations`: tables of the costly operations and of kinds of operations.
+
+    The last lines say how much faster all operations would be if they ran at the same time.
+    """
     total, held = report.seconds, holding(report.uses)
     plural = "s" if report.samples > 1 else ""
     yield (

@@ -146,7 +146,7 @@ def rival_lines(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], *
 
 
 def _figures(choice: Choice, rivals: Sequence[Rival]) -> Iterator[tuple[float | None, ...]]:
-    """The cells of each row; None is left blank."""
+    """The numbers of each row of the table, a column of `HEADS` each: our plan, then each rival; None is left blank."""
     ours = choice.proposal
     devices = choice.setting.cluster.devices
     room = min(device.memory for device in devices)

@@ -57,7 +57,7 @@ def screen_lines(
 
 
 def _batches(tried: Sequence[BatchPlan], choice: Choice, width: int) -> Iterator[Line]:
-    """A row for each batch, the choice's marked as the knee."""
+    """Lines of a table with a row for each batch: its rate, step, memory and layout; ">" marks the chosen batch."""
     rates = [one.rate for one in tried if one.choice]
     steps = [one.choice.step * 1e3 for one in tried if one.choice]
     yield f"{'batch':>7}  samples/s {'step ms':>9}  peak GiB  layout (>: the knee, then gains < 5 %)", "bold"
@@ -92,7 +92,7 @@ def cut(text: str, room: int) -> str:
 
 
 def _alternatives(comparison: Comparison) -> list[Row]:
-    """The best row of each other kind of layout, fitting ones first."""
+    """The best row of each name but the winner's, fastest first; rows that do not fit only where none fits."""
     found: dict[str, Row] = {}
     winner = comparison.winner
     for row in (*comparison.fewer, *comparison.ours, *comparison.others):
@@ -111,7 +111,7 @@ _FIGURES = 31
 
 
 def _table(choice: Choice, rows: Sequence[Row], width: int) -> Iterator[Line]:
-    """The choice and its alternatives, each with its step, idle time and memory."""
+    """Lines of a table of the choice and its alternatives, each with its step, idle time and memory."""
     steps, room = [1e3 * choice.step, *(1e3 * row.step for row in rows)], width - _FIGURES
     decimals = decimals_of(steps)
     yield f"{f'batch {choice.setting.workload.batch}':{room}}{'step ms':>11}{'idle':>8}{'peak GiB':>11}", "bold"
@@ -129,7 +129,7 @@ def _figures(row: Row, decimals: int) -> str:
 
 
 def _reason(comparison: Comparison, width: int) -> Iterator[Line]:
-    """The first and the last ground of the verdict, as one sentence."""
+    """The lines of one sentence: the first and the last reason that the comparison's verdict gives for the choice."""
     # A verdict is sentences of grounds with semicolons between; the screen has room for two.
     grounds = comparison.verdict.split(". ")[0].rstrip(".").split("; ")
     text = "; ".join(dict.fromkeys((grounds[0], grounds[-1]))) + "."
@@ -137,7 +137,7 @@ def _reason(comparison: Comparison, width: int) -> Iterator[Line]:
 
 
 def _memory(choice: Choice, width: int) -> Iterator[Line]:
-    """The largest parts of the fullest device's memory; with the rest they add up to the total."""
+    """Lines that name the largest parts of the fullest device's memory; with the rest they add up to the total."""
     use = choice.row.use
     assert use, "a choice is simulated in full"
     name, unit = unit_of(use.total)
@@ -152,7 +152,10 @@ def _memory(choice: Choice, width: int) -> Iterator[Line]:
 
 
 def _band(band: Band | None, width: int) -> Iterator[Line]:
-    """The step at both ends of the band of computed times, and whether the plan is the fastest there."""
+    """Lines with the step at both ends of the band of computed times, and whether the plan is the fastest there.
+
+    None without a band.
+    """
     if band is None:
         return
     text = (
@@ -165,7 +168,7 @@ def _band(band: Band | None, width: int) -> Iterator[Line]:
 
 
 def _remark(remark: Remark, width: int) -> list[str]:
-    """The first sentence, and the command that the text ends with."""
+    """Lines with the first sentence of a remark, and the command that it suggests, if it has one."""
     # A command follows on its own line, so the sentence ends with a colon.
     first = remark.text.split(". ")[0].rstrip(".") + ("." if not remark.way else ":")
     return [*wrap(first, width, break_on_hyphens=False), *([f"  {remark.way}"] if remark.way else [])]

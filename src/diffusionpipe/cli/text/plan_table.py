@@ -17,24 +17,26 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.pricing.setting import Setting
 
 MOST_SIMULATED = 8
-"""Rows of layouts that are simulated in full: a search often simulates dozens."""
+"""The most rows of layouts simulated in full that the table shows: a search often simulates dozens."""
 
 Line = tuple[str, str]
-"""A line and its style."""
+"""A line of text and its style for rich, "" or e.g. "bold"."""
 LEAST_LAYOUT = 30
 """Columns that a layout's name and sizes should have; the update's time is left out where they would be fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of the table of plans: its head, its term in the glossary, and its number for a row."""
+    """A column of the table of plans: its head, its term in the glossary, and the function that gives its numbers."""
 
     head: tuple[str, str]
     """The head of the column, in two lines."""
     term: str
     """The entry of the column in docs/glossary.md."""
     cell: Callable[[Row], float]
+    """Gives the column's number for a row."""
     is_percent: bool = False
+    """Whether the number is a fraction that is shown in percent."""
 
 
 STEP = Column(head=("step", "ms"), term="step", cell=lambda row: row.step * 1e3)
@@ -129,7 +131,10 @@ def table_lines(
 
 
 def _columns(rows: Sequence[Row], width: int, *, knows_update: bool) -> list[Column]:
-    """The columns of the table, without the update where there is little room."""
+    """The columns of the table: "missing" only where a row does not fit, the update's time only if it is known.
+
+    The update's time is also left out where layouts would get fewer than `LEAST_LAYOUT` columns of `width`.
+    """
     columns = [column for column in COLUMNS if column is not MISSING or not all(row.fits for row in rows)]
     taken = sum(2 + max(map(len, (*one.head, *_texts(one, rows)))) for one in columns)
     if not knows_update or width - taken < LEAST_LAYOUT:
@@ -138,7 +143,7 @@ def _columns(rows: Sequence[Row], width: int, *, knows_update: bool) -> list[Col
 
 
 def _texts(column: Column, rows: Sequence[Row]) -> list[str]:
-    """The cells of a column, all with as many decimals; 0 missing GiB is left blank."""
+    """The texts of a column's cells, all with the same number of decimals; 0 missing GiB is left blank."""
     values = [column.cell(row) for row in rows]
     if column.is_percent:
         return [f"{value:.1%}" for value in values]
@@ -150,13 +155,13 @@ def _texts(column: Column, rows: Sequence[Row]) -> list[str]:
 
 
 def decimals_of(values: Sequence[float]) -> int:
-    """The number of decimals, from 0 to 3, with which the largest value has at least four digits if it can."""
+    """The number of decimals, from 0 to 3, with which the largest value shows at least four digits where possible."""
     largest = max(values, default=0.0)
     return next((decimals for decimals, least in ((0, 1e4), (1, 100), (2, 10)) if largest >= least), 3)
 
 
 def _layout(row: Row, *, is_short: bool = False) -> str:
-    """The layout's name and sizes."""
+    """The name and sizes of a row's layout in words; `is_short`: the sizes in fewer words."""
     return f"{row.name}, {shortened(row.sizes) if is_short else row.sizes}"
 
 
@@ -166,7 +171,10 @@ def shortened(sizes: str) -> str:
 
 
 def wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
-    """A layout in lines of at most `room` columns, marked if it is the plan; numbers stay with their words."""
+    """The text of a layout in lines of at most `room` columns, with ">" if it is the plan.
+
+    No line breaks between a number and its word.
+    """
     mark = "> " if is_winner else "  "
     # A number stays with the word after it, and "x" with the number after it, but "2 x" may be broken.
     tied = re.sub(r"(\d) (?=[a-z])(?!x )|(?<=x) (?=\d)", lambda found: f"{found[1] or ''}\xa0", layout)
@@ -175,7 +183,7 @@ def wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
 
 
 def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column], *, is_short: bool) -> Iterator[str]:
-    """A line for everything that needs one and is there."""
+    """The lines of the legend: marks, columns and words of layouts that the table has, each with its meaning."""
     rows = (*comparison.ours, *comparison.fewer, *comparison.others, *comparison.unflushed)
     update = " and the update after it" if setting.profile.update else "; the profile has no update time"
     yield ">: the plan   ~: estimated, not simulated in full"
@@ -191,9 +199,9 @@ def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column],
 
 
 def _asking(comparison: Comparison, versions: Versions) -> Iterator[str]:
-    """How a recipe asks for the best row without a flush, and the gain; nothing where it gains nothing.
+    """A sentence on the keys with which a recipe trains as the fastest row without a flush, and on its gain.
 
-    Of a recipe that asks for one already: the sizes to give it.
+    No sentence where the plan is as fast. For a recipe that trains without a flush already: the sizes to give it.
     """
     if versions is not Versions.FLUSHED:
         yield _sizes_for(comparison, versions)
@@ -209,7 +217,10 @@ def _asking(comparison: Comparison, versions: Versions) -> Iterator[str]:
 
 
 def _sizes_for(comparison: Comparison, versions: Versions) -> str:
-    """The best row with the weights that a recipe asks for."""
+    """A sentence on the first row without a flush with the recipe's kind of weights: its sizes, and its gain or lack.
+
+    If there is no such row, it says so.
+    """
     begin = f'The recipe trains without a flush (pipeline.versions = "{versions}"), and a plan has one: '
     row = next((row for row in comparison.unflushed if row.name == versions), None)
     if row is None:
@@ -223,7 +234,7 @@ def _sizes_for(comparison: Comparison, versions: Versions) -> str:
 
 
 def _tried(comparison: Comparison) -> Iterator[str]:
-    """The number of layouts that the search estimated and simulated, in words."""
+    """A line with the numbers of layouts that the search estimated and simulated; none if they are not recorded."""
     if tried := comparison.tried:
         yield (
             f"layouts estimated: {tried.estimated:,}; simulated in full: {tried.simulated}, of which "
@@ -232,7 +243,7 @@ def _tried(comparison: Comparison) -> Iterator[str]:
 
 
 def _memory(setting: Setting, winner: Row) -> str:
-    """The parts of the fullest device's memory; they add up to the total."""
+    """A line with all parts of the fullest device's memory, their total, and the memory that devices have."""
     assert winner.use, "the winner is simulated in full"
     name, unit = unit_of(winner.use.total)
     parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(winner.use, unit).items())

@@ -21,19 +21,24 @@ class Outcome:
     """The measured times of a rehearsal, with its scales, link and the cores that other programs used."""
 
     result: Rehearsed
+    """The measured and predicted timelines."""
     size: Size
     """The number and the lengths of the iterations, as they were predicted."""
     link: Link
+    """The measured link between the ranks' processes."""
     scale: float
+    """Factor from the plan's times of compute to the waits."""
     bytes_scale: float
+    """Factor from the plan's sizes of tensors to the sizes sent."""
     others: float | None
     """Cores that other programs kept busy meanwhile; None where the system does not tell."""
 
 
 def figures_of(outcome: Outcome, plan: Plan, profile: Profile, costs: Costs) -> dict[str, Any]:
-    """The figures of a rehearsal for JSON, in seconds and bytes.
+    """The figures of a rehearsal for JSON, by name, in seconds and bytes.
 
-    Iteration, bubble, ranks, cores, and the plan's own times.
+    Keys: "scale", "bytes_scale", "link", "iteration", "bubble", "processor_share", "processor" (cores),
+    "memory_bytes", "planned" (the plan's own times) and "ranks".
     """
     found = outcome.result
     ranks = []
@@ -66,16 +71,16 @@ def figures_of(outcome: Outcome, plan: Plan, profile: Profile, costs: Costs) -> 
 
 
 def _planned(plan: Plan, profile: Profile, costs: Costs) -> dict[str, float]:
-    """The predicted times of the plan itself, unscaled, in seconds; the update is not rehearsed."""
+    """The plan's predicted times without the rehearsal's scale: "iteration_s", "update_s" and "step_s", their sum."""
     iteration = simulate(plan.train, costs).makespan
     update = update_time(plan.train, plan.blocks, profile, plan.mesh)
     return {"iteration_s": iteration, "update_s": update, "step_s": iteration + update}
 
 
 def print_report(console: Console, figures: dict[str, Any]) -> None:
-    """Prints the figures of a rehearsal.
+    """Prints the figures of a rehearsal that `figures_of` gives.
 
-    Iteration and bubble, measured beside predicted, and each rank's kinds of work.
+    They are the iteration and the bubble, measured beside predicted, and each rank's times by kind of action.
     """
     planned, link, iteration = figures["planned"], figures["link"], figures["iteration"]
     times, bubble, processor = iteration["measured_s"], figures["bubble"], figures["processor"]
@@ -100,7 +105,10 @@ def print_report(console: Console, figures: dict[str, Any]) -> None:
 
 
 def _rank_table(ranks: list[dict[str, Any]]) -> Table:
-    """Milliseconds of each rank in each kind of action, measured and predicted."""
+    """A table with the milliseconds of each rank in each kind of action, measured and predicted.
+
+    `ranks`: the figures "ranks" of `figures_of`.
+    """
     # Kinds of work that no rank does are left out.
     kinds = [
         kind

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LISTED = 8
-"""The most workers whose memory is all shown; of more only the least and the most memory are."""
+"""The most workers whose memory is shown one by one; of more workers, only the least and the most memory are shown."""
 
 Pairs = Mapping[str, object]
 
@@ -44,7 +44,7 @@ class ConsoleWords:
         self._console = console
 
     def data(self, lines: "Sequence[Line]") -> None:
-        """Shows the facts about the data, which have warnings among them."""
+        """Shows the facts about the data, some of which are warnings."""
         if self._console.is_terminal:
             self._console.print(data_block(lines))
         else:
@@ -341,7 +341,7 @@ def _value(value: object) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Ranks as ranges where they follow each other: 0-3,8."""
+    """The ranks as text, consecutive ones as a range: "0-3,8"."""
     texts: list[str] = []
     start = 0
     for index, rank in enumerate(ranks):

@@ -18,11 +18,11 @@ from diffusionpipe.units import Seconds
 logger = logging.getLogger(__name__)
 
 PATIENCE: Seconds = 3.0
-"""Work that takes longer than this is said in the log."""
+"""The seconds after which work that is still under way gets its first line in the log."""
 LOG_EVERY: Seconds = 10.0
-"""Work that takes long is said in the log once in this time."""
+"""The seconds between two lines in the log about the same work."""
 REFRESH: Seconds = 0.2
-"""The shortest time between two drawings of a bar whose thread rests."""
+"""The shortest time between two drawings of a bar that no thread redraws, in seconds."""
 
 Clock = Callable[[], Seconds]
 
@@ -31,7 +31,7 @@ class ConsoleWork:
     """One piece of work under way on the screen, with its title, progress and time left."""
 
     def __init__(self, title: str, clock: Clock, budget: Seconds | None = None) -> None:
-        """`budget`: the work is over about then, done or not; None for no limit."""
+        """`budget`: the seconds after which the work is over, done or not; None for no limit."""
         self._title, self._clock, self._budget = title, clock, budget
         self._started = self._drawn = self._shown = clock()
         self._done, self._total = 0.0, 0.0
@@ -40,7 +40,7 @@ class ConsoleWork:
         self._task: TaskID | None = None
 
     def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
-        """Shows that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
+        """Shows that `done` of `total` is done; `words`: name -> text to show for it, e.g. {"layer": "12/59"}."""
         self._done, self._total, self._words = done, total, words or {}
         self._shown = self._clock()
         texts = [f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()]
@@ -77,7 +77,7 @@ class ConsoleWork:
         return " ".join([self._title, *(f"{name}={value}" for name, value in pairs.items())])
 
     def _left(self) -> Seconds | None:
-        """Time until the end at the pace up to the last report, less the time since; None where it is not known.
+        """The seconds until the end, at the pace up to the last report, less the time since; None if not known.
 
         The time since the last report does not count for the pace: work under way is not done.
         """
@@ -102,7 +102,10 @@ class ConsoleScreen:
         log_every: Seconds = LOG_EVERY,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`speaks`: false on all ranks but the first, which then show nothing."""
+        """`speaks`: false on all ranks but the first; a rank that does not speak shows nothing.
+
+        `patience`: seconds until work gets its first line in the log; `log_every`: seconds between its further lines.
+        """
         self.console = console or Console(stderr=True)
         self._clock, self._speaks, self._patience, self._log_every = clock, speaks, patience, log_every
         self._bars: Progress | None = None
@@ -141,7 +144,10 @@ class ConsoleScreen:
 
     @contextmanager
     def _drawn(self, work: ConsoleWork, *, is_kept: bool, is_timed: bool) -> Iterator[None]:
-        """Bars share one live display: the display of the outermost work."""
+        """A context that draws the work's bar in the live display of the outermost work, or in a new one.
+
+        `is_kept`: the bar stays at the end. `is_timed`: no thread redraws it, for the work measures times.
+        """
         outer, bars = self._bars, self._bars
         if bars is None:
             bars = self._bars = _bars(self.console, is_kept=is_kept, is_timed=is_timed)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Lines of a table with two blanks between columns, from rows of which the first is the head.
+    """Lines of a table with two blanks between columns, from rows of cells; the first row is the head.
 
     Words of a head are one below the other. The columns "from" and "to" have names, which are cut in their middle to
     fit `width`.

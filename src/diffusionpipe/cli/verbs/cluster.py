@@ -80,7 +80,7 @@ def _print_list() -> None:
 
 
 def _devices(cluster: Cluster) -> str:
-    """The devices of a cluster in words."""
+    """The devices of a cluster in words: "4 x NVIDIA L40S (44.4 GiB)"."""
     counts: dict[tuple[str, int], int] = {}
     for device in cluster.devices:
         counts[device.name, device.memory] = counts.get((device.name, device.memory), 0) + 1
@@ -123,7 +123,12 @@ def _write(cluster: Cluster, out: Path | None) -> None:
 
 
 def _measure(out: Path | None, ranks: int | None, device: str, port: int | None) -> None:
-    """Start the ranks, or be one of them."""
+    """Start the ranks that measure the links between them, or run this process as one rank if torchrun started it.
+
+    Raises:
+        ConfigError: options of the launcher under torchrun, fewer than two ranks, or too little host memory.
+        typer.Exit: the ranks failed.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.machine import check_processes
     from diffusionpipe.workflows.ranks import is_rank, run_on_ranks
@@ -149,7 +154,7 @@ def _default_ranks(device: str) -> int:
 
 
 def _join(out: Path | None, device: str) -> None:
-    """Run this process as one rank of the measurement."""
+    """Run this process as one rank of the measurement; rank 0 prints the cluster and writes it to `out`."""
     import socket
 
     from diffusionpipe.runtime.job.membership import membership

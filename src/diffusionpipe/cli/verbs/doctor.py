@@ -58,7 +58,7 @@ def doctor(
 
 
 def _before_start(ranks: int, port: int | None) -> list[Finding]:
-    """Faults of this machine with which no rank could start."""
+    """Findings on faults of this machine with which no rank could start: network interfaces, host memory, the port."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.runtime.job.interfaces import GLOO, check_interfaces
     from diffusionpipe.runtime.job.loopback import loopback_listener
@@ -97,15 +97,19 @@ def _default_ranks(device: str) -> int:
 
 
 ARRIVAL = 60.0
-"""Seconds in which all ranks must come: torchrun and srun start them together."""
+"""Seconds within which all ranks must join: torchrun and srun start them together."""
 TRANSFER_ON_CPU = 30.0
 TRANSFER_ON_GPU = 600.0
-"""Seconds of one transfer. On GPUs the trial ends first, because an expired transfer of NCCL aborts its process."""
+"""Seconds a transfer may take. On GPUs the trial ends first, because an expired transfer of NCCL aborts its process."""
 FAULTS = "the examination found faults; see the lines with fail"
 
 
 def _join(device: str, folder: Path, report: Report) -> None:
-    """Run this process as one rank of the examination."""
+    """Run this process as one rank of the examination; rank 0 shows the findings.
+
+    Raises:
+        PeerError: a finding is a fault.
+    """
     from diffusionpipe.errors import ConfigError, PeerError
     from diffusionpipe.runtime.job.devices import sight
     from diffusionpipe.runtime.job.membership import membership
@@ -179,10 +183,12 @@ class Report:
     """Shows the findings of the doctor on the terminal, and writes them as JSON if a file is asked for."""
 
     out: Path | None
+    """The JSON file to write; None for none."""
     full: bool
+    """Whether the file has names of hosts, devices and interfaces, and paths."""
 
     def write(self, facts: Sequence[Facts], found: Sequence[Finding]) -> None:
-        """Prints the findings as lines, and writes them with the facts of all ranks as JSON."""
+        """Prints the findings as lines, and writes them with the facts of all ranks to the JSON file, if one is set."""
         for line in lines_of(found):
             typer.echo(line)
         if self.out is not None:
@@ -236,4 +242,4 @@ def _kind_of_problem(text: str) -> str:
 
 
 TRIED = ("connections", "groups", "messages", "sums", "pipeline", "shared folder", "checkpoint")
-"""Findings that may hold the text of an error."""
+"""Names of the findings whose text may hold the text of an error."""

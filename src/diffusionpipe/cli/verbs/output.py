@@ -13,10 +13,10 @@ NOISE = (
     ("transformers.utils.import_utils", "requires torchvision (not installed)"),
     ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward"),
 )
-"""(logger, words) of messages about what we handle: a model that does not fit together becomes our own error, no
-picture goes through transformers' processors, and nothing needs a faster kernel of bitsandbytes."""
+"""(logger, words) of messages that are left out, because users need not act: a model that does not fit together becomes
+our own error, no picture goes through transformers' processors, and nothing needs a faster kernel of bitsandbytes."""
 NOISY_WARNINGS = ("Mismatch dtype between input and weight",)
-"""Beginnings of warnings about what is meant: norms in float32 under autocast."""
+"""Beginnings of warnings that are left out: norms in float32 under autocast are intended."""
 
 
 class ConsoleHandler(logging.Handler):
@@ -38,7 +38,7 @@ class ConsoleHandler(logging.Handler):
 
 @dataclass(frozen=True)
 class Without:
-    """A log filter that leaves out records whose message has these words."""
+    """A log filter that leaves out records whose message contains `words`."""
 
     words: str
 
@@ -51,7 +51,7 @@ class Without:
 def log_to(console: "Console", rank: int | None) -> None:
     """Sends our log to the console: all messages of rank 0 and of a process without a rank (None), else warnings alone.
 
-    On a terminal rank 0 does not name itself. Messages go no longer to the console of an earlier call.
+    On a terminal the lines of rank 0 do not name the rank. Messages no longer go to the console of an earlier call.
     """
     is_named = rank is not None and (rank > 0 or not console.is_terminal)
     handler = ConsoleHandler(console)

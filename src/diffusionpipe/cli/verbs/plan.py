@@ -189,7 +189,13 @@ def make(
 
 
 def _check_drawing(batches: Sequence[int], options: Mapping[str, object]) -> None:
-    """Refuse options of training, which have no effect on drawing, and a number of pictures that is open."""
+    """Refuse options of training, which have no effect on drawing, and anything but one number of pictures.
+
+    `batches`: the numbers of --batch. `options`: name of each option of training -> its value.
+
+    Raises:
+        ConfigError: an option has a value, or `batches` does not have one number.
+    """
     from diffusionpipe.errors import ConfigError
 
     if len(batches) != 1:
@@ -198,7 +204,7 @@ def _check_drawing(batches: Sequence[int], options: Mapping[str, object]) -> Non
 
 
 def _refuse(options: Mapping[str, object], rest: str) -> None:
-    """Refuse options that have a value; `rest`: the end of the sentence.
+    """Refuse options (name -> value) that have a value; `rest`: the end of the error's sentence.
 
     Raises:
         ConfigError: one is given.
@@ -212,7 +218,13 @@ def _refuse(options: Mapping[str, object], rest: str) -> None:
 def _answer(
     asked: PlanQuestion, command: PlanCommand, *, names: Sequence[str], out: Path | None, shows_all: bool = False
 ) -> None:
-    """Show the plan, or the layouts of these systems' planners, and write it."""
+    """Search the plan, show it, and write it to `out` if that is not None.
+
+    `names`: systems whose planners' layouts are shown beside it; then `out` gets the layout of the one named.
+
+    Raises:
+        ConfigError: nothing fits, systems are named and the model has several backbones, or nothing can be written.
+    """
     from diffusionpipe.cli.text.plan_compare import print_rivals, writable
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.choosing.band import band_of
@@ -251,7 +263,7 @@ def _answer(
 
 
 def _title(asked: PlanQuestion, setting: Setting) -> str:
-    """The first line of the screen."""
+    """The title of the plan's screen: the model's name, the cluster, the arithmetic, the types of stored weights."""
     from diffusionpipe.costs.graph import BYTES_OF_STORED, frozen_store, frozen_stores, wider_bytes
 
     name = asked.model.name if asked.model else asked.recipe.run.folder.name if asked.recipe else "profile"
@@ -269,7 +281,13 @@ def _write(found: Choice | Rival, asked: PlanQuestion, out: Path) -> None:
 
 
 def _check_options(recipe: Path | None, stated: Mapping[str, object], needed: Mapping[str, object]) -> None:
-    """Refuse options that the recipe states, and a lack of those that it would."""
+    """Refuse options that a recipe sets itself, and without a recipe the lack of options that are needed then.
+
+    `stated`, `needed`: name of each such option -> its value.
+
+    Raises:
+        ConfigError: names these options.
+    """
     from diffusionpipe.errors import ConfigError
 
     wrong = [name for name, value in stated.items() if value]

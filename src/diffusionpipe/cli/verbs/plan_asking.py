@@ -66,7 +66,7 @@ def check_memory(memory: float | None) -> None:
 AUTO = "auto"
 MOST_SAMPLES = 1_000_000
 _OF_LAYERS = ("--frozen-dtype", "--lora-rank", "--resolution")
-"""Options that change the layers, so that a profile in a file is none of them."""
+"""Options that change the layers: a profile in a file then belongs to other layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,18 @@ class PlanCommand:
     """Whether the command names a recipe, whose keys change in place of options."""
 
     def use(self, ranks: Sequence[int]) -> str:
-        """The command that plans for these ranks alone; `ranks` are counted among the used ones."""
+        """The command that plans for these ranks alone; `ranks`: their numbers among the used ranks."""
         return self._with("--use", listed(among(self.used, ranks)))
 
     def memory(self, num_bytes: Bytes) -> str:
-        """The command that plans with at most `num_bytes` of each device."""
+        """The command that plans with at most `num_bytes` of memory on each device."""
         return self._with("--memory", gib_of(num_bytes))
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
         """The command with these options (name, value), or for a recipe these `keys`, one for each option.
 
-        "" where the profile's file forbids it, because options change the layers and there is no recipe.
+        `keys` are texts "section.key=value", or "" where a recipe has no key for the option. The result is "" where
+        options change the layers, the command has the file of a profile, and there is no recipe.
         """
         command = self
         if self._gives("--profile") and any(option in _OF_LAYERS for option, _ in options):
@@ -110,9 +111,9 @@ class PlanCommand:
         return shlex.join(["diffusionpipe", *self.with_option(option, value)])
 
     def with_option(self, option: str, value: str) -> tuple[str, ...]:
-        """The arguments with this value of an option, in place of another.
+        """The arguments of the command line with this value of an option, in place of its old value if it has one.
 
-        A cluster replaces devices and their link too.
+        The option --cluster replaces --devices and --link too.
         """
         others = ("--devices", "--link") if option == "--cluster" else ()
         return (*self._without(option, *others), option, value)

@@ -119,7 +119,7 @@ def drawing_lines(forecast: DrawingForecast, setting: Setting, *, width: int) ->
 
 
 def _in_time(found: DrawingInTime, steps: int, setting: Setting) -> str:
-    """The facts about denoising steps at the same time, in words."""
+    """A sentence on drawing parallel in time: its duration, refinements, evaluations, and each rank's memory."""
     peak, room = found.memory.peak, min(device.memory for device in setting.cluster.devices)
     fits = "" if peak <= room else f", which does not fit in {room / GIB:.2f} GiB"
     return (
@@ -135,7 +135,7 @@ def _seconds(time: Seconds) -> str:
 
 
 def _decoding(drawing: Drawing) -> str:
-    """The facts about decoding, in words."""
+    """A clause on decoding: that its time is not counted, and whether pictures are decoded whole or tile by tile."""
     if not drawing.is_decoding_known:
         return "decoding is not counted, because the profile does not say what the VAE takes"
     way = "tile by tile, because a whole picture does not fit" if drawing.is_tiled else "each as a whole"

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def print_quality(run: Path, reached: ReachedLoss, asked: PlanQuestion, batches: Sequence[int]) -> None:
-    """Print the table of batches and layouts by the time to the loss of a run, which it has `reached`.
+    """Print a table of batches and layouts with their times to the loss of the run in the folder `run`.
+
+    `reached`: the batch, steps and noise scale with which the run reached it.
 
     Raises:
         ConfigError: the run trained another model, or nothing fits.

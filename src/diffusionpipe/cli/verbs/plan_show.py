@@ -91,7 +91,7 @@ def show(
 
 
 def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
-    """That a plan does not fit, with what the rank needs that lacks most."""
+    """A sentence that a plan does not fit the cluster, with the need of the rank that lacks most memory."""
     from diffusionpipe.workflows.training.plan_memory import lack_of
 
     needs = [use.total for use in proposal.memory]
@@ -151,7 +151,7 @@ def _durations(times: PlanTimes) -> str:
 
 
 def _stages(plan: Plan) -> list[Sequence[str]]:
-    """A row for each trained stage: its rank in the first group, its layers, its samples of a micro-batch."""
+    """Table rows, the head first: for each trained stage its rank in the first group, share of samples, and layers."""
     from diffusionpipe.planner.search.naming import stages_of_plan
 
     stages = stages_of_plan(plan)
@@ -165,7 +165,7 @@ def _stages(plan: Plan) -> list[Sequence[str]]:
 
 
 def _frozen(plan: Plan) -> str:
-    """The frozen part in one line: its layers, the ranks that encode, when they do, and where the weights rest."""
+    """The frozen part in one line: its layers, the ranks that encode, when they do, and where its weights are kept."""
     from diffusionpipe.holding.storage import storage_of
     from diffusionpipe.ir import Op
 
@@ -189,7 +189,7 @@ def _frozen(plan: Plan) -> str:
 
 
 def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_parts: int) -> list[Sequence[str]]:
-    """A row for each worker: idle time, the largest `num_parts` of its memory, their sum, and the free memory."""
+    """Table rows, the head first: each worker's idle time, largest `num_parts` of its memory, total and free memory."""
     from diffusionpipe.planner.choosing.rows import parts_of
     from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
 
@@ -212,5 +212,5 @@ def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_p
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """E.g. "0, 2, 4, 6", or "0, 2, ... 30"."""
+    """The ranks as text: "0, 2, 4", or of more than three "0, 2, ... 30"."""
     return ", ".join(map(str, ranks)) if len(ranks) < 4 else f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"

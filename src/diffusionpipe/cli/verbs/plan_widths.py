@@ -28,9 +28,9 @@ def asked_by_width(model: StatedModel, ask: Callable[[StatedModel], PlanQuestion
 
 
 def line_of(width: PlannedWidth) -> str:
-    """The line of one width: the step, the memory of the fullest device, and the layout.
+    """The line of one width of frozen weights: the step, the memory of the fullest device, and the layout.
 
-    Or the memory that it lacks, or that no layout can divide the batch.
+    If no layout fits, it gives the memory that is missing, or says that no layout can divide the batch.
     """
     from diffusionpipe.planner.choosing.rows import GIB
 

@@ -86,7 +86,11 @@ def profile(
 def _operations(
     source: Path, overrides: Sequence[str], out: Path | None, png: Path | None, made_of: Mapping[str, Any]
 ) -> None:
-    """Show operations: of a file, or of a recipe, which are written first."""
+    """Print the times of operations, and draw them as `png` if that is not None.
+
+    Without `out`, `source` is a file of operations. With `out`, `source` is a recipe, whose operations are measured and
+    written to `out` first; `made_of`: further arguments of `recipe_operations`.
+    """
     from diffusionpipe.cli.text.operation_table import draw_operations, operation_lines
     from diffusionpipe.cli.verbs.outputs import check_outputs
     from diffusionpipe.costs.operations import read_report, report_to_text
@@ -139,7 +143,7 @@ def _print_report(made: Profile) -> None:
 
 
 def _components(made: Profile) -> Table:
-    """Totals of each component at the largest batch."""
+    """A table with the total time and memory of the layers of each component, and of all, at the largest batch."""
     table = _table("component")
     components: dict[str, list[LayerProfile]] = {}
     for spec, layer in zip(made.graph.layers, made.layers, strict=True):
@@ -155,7 +159,7 @@ def _components(made: Profile) -> Table:
 
 
 def _slowest(made: Profile) -> Table:
-    """The layers that take longest at the largest batch."""
+    """A table with the time and memory of the layers that take longest, at the largest batch."""
     table = _table("slowest layers")
     bytes_of = {parameter.name: parameter.num_bytes for parameter in made.graph.parameters}
     pairs = sorted(zip(made.layers, made.graph.layers, strict=True), key=lambda pair: -_total(pair[0]))
@@ -179,7 +183,10 @@ def _total(layer: LayerProfile) -> Seconds:
 
 
 def _row(layers: Iterable[LayerProfile], parameters: int) -> list[str]:
-    """Figures of these layers together; their workspace is the largest one's."""
+    """Table cells for these layers together: three times in ms, then parameters, activations and workspace in MiB.
+
+    Times and activations are sums at the largest batch, the workspace is the largest one's; `parameters`: bytes.
+    """
     layers = list(layers)
     times = (sum(getattr(layer, field)[-1] for layer in layers) for field in ("forward", "input_grad", "weight_grad"))
     sizes = (parameters, sum(layer.activation[-1] for layer in layers), max(layer.workspace[-1] for layer in layers))

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 RUN = "plan"
 BUSY = 0.25
-"""Other programs' part of all cores from which on measured times are not to be trusted."""
+"""The fraction of all cores that other programs may use; above it, measured times are not to be trusted."""
 CROWDED = 0.5
-"""The ranks' own part of all cores from which on measured times are not to be trusted."""
+"""The fraction of all cores that the ranks may use; above it, measured times are not to be trusted."""
 LINES_EVERY = 5.0
-"""Seconds between lines where no bar can be drawn."""
+"""Seconds between two lines of progress where no bar can be drawn."""
 
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)]
@@ -151,7 +151,10 @@ def _check_scales(scales: Mapping[str, float | None]) -> None:
 
 
 def _profile_of_recipe(recipe: Path, overrides: Sequence[str], cluster: str | None) -> Profile:
-    """The profile of the recipe from which the plan was made."""
+    """The profile of the layers of the recipe from which the plan was made.
+
+    `cluster`: the name or file of the cluster; None for the cluster that the recipe names.
+    """
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.workflows.planning.recipe_profile import profile_of_file
 
@@ -161,7 +164,13 @@ def _profile_of_recipe(recipe: Path, overrides: Sequence[str], cluster: str | No
 def _profile(
     file: Path | None, model: str | None, resolution: str | None, cluster: str | None, origin: Mapping[str, str]
 ) -> Profile:
-    """The profile in the file, or of the model on the cluster's device; `origin`: the options of the plan's file."""
+    """The profile that `file` holds, or without a file a computed profile of the model on the cluster's device.
+
+    `origin`: option of `plan`, without its dashes -> the value with which the plan was made; it fills in for None.
+
+    Raises:
+        ConfigError: there is no file, and no model or no cluster.
+    """
     from diffusionpipe.cli.verbs.terminal import TERMINAL
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
@@ -189,7 +198,11 @@ def _profile(
 def _rehearsed(
     errors: Console, plan: Plan, costs: Costs, profile: Profile, size: Size, *, mesh: Mesh, scale: float, is_given: bool
 ) -> Outcome:
-    """Start the ranks, measure their link, and let them rehearse."""
+    """The outcome of a rehearsal: starts the ranks, measures the link between them, and lets them run the plan.
+
+    `scale`: factor from the plan's times to the waits; `is_given`: the user has set the factor of sizes, so the
+    measured link does not lower it.
+    """
     from diffusionpipe.cli.text.rehearsal_report import Outcome
     from diffusionpipe.runtime.job.local_ranks import local_ranks
     from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
@@ -250,7 +263,7 @@ def rehearsal_progress(
 
 
 def _warn_if_busy(errors: Console, began: Counters | None) -> None:
-    """A warning if other programs have used the machine since this command began."""
+    """Print a warning if other programs have used more than `BUSY` of the cores since the counters `began`."""
     from diffusionpipe.runtime.machine.cores import num_cores
     from diffusionpipe.runtime.machine.machine_use import own_cores, read_counters
 
@@ -264,7 +277,7 @@ def _warn_if_busy(errors: Console, began: Counters | None) -> None:
 
 
 def used_by_others(begin: Counters | None, end: Counters | None) -> float | None:
-    """The number of cores that other programs kept busy between two readings of this command.
+    """The number of cores that other programs kept busy, on average, between two readings of the machine's counters.
 
     None where it is unknown.
     """
@@ -276,7 +289,7 @@ def used_by_others(begin: Counters | None, end: Counters | None) -> float | None
 
 
 def _say(console: Console, text: str) -> None:
-    """One message; a terminal's lines are broken between words."""
+    """Print a message on the console; only on a terminal are its lines broken, between words."""
     console.print(text, soft_wrap=not console.is_terminal)
 
 
@@ -300,7 +313,11 @@ def disturbance(processor: dict[str, Any]) -> str | None:
 
 
 def _require_sound(plan: Plan, profile: Profile, plan_file: Path, source: str) -> None:
-    """Refuse a plan that is illegal or of another model."""
+    """Refuse a plan that is illegal, or that has layers which the profile lacks; `source`: the profile's name.
+
+    Raises:
+        ConfigError: the profile lacks some of the plan's layers.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.timing.legal import check_plan
 
@@ -315,7 +332,11 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, source: str) -
 
 
 def _costs(plan: Plan, profile: Profile, cluster: str | None, use: str | None) -> Costs:
-    """The costs of the plan's actions, unscaled."""
+    """The costs of the training schedule's actions, as the profile and the cluster give them, without a scale.
+
+    `cluster`: its name or file; None for one machine with the profile's links. `use`: the ranks of it that the plan
+    has, as text.
+    """
     from dataclasses import replace
 
     from diffusionpipe.cli.verbs.plan_asking import ranks_named

@@ -15,7 +15,7 @@ _GUIDANCE_HELP = (
     "embedding of a distilled model (FLUX.1-dev); default: the run's, or the value of diffusers' pipeline."
 )
 _OF_LAUNCHER = ("ranks",)
-"""Options that are not for the ranks."""
+"""Options that only the launcher reads; the ranks are started without them."""
 MAX_GUIDANCE = 1e6
 _TRUE_CFG_HELP = (
     "Scale of classifier-free guidance of a distilled model (FLUX.1-dev), 1 turns it off; default: the run's, or 1."
@@ -295,7 +295,11 @@ def arguments_of_rank(context: typer.Context) -> list[str]:
 
 
 def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device: str, config: str | None) -> None:
-    """Draw what a picture is; options whose values the picture has are refused."""
+    """Draw a kept picture again, with the caption and settings that its file `like` holds, into the file `out`.
+
+    Raises:
+        ConfigError: an option is given whose value comes from the picture.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.workflows.device import chosen_device
     from diffusionpipe.workflows.drawing.redraw import redraw
@@ -314,7 +318,10 @@ def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device
 
 
 def _draw(drawing: DrawingRequest, run: Path, out: Path, keep: Path | None) -> None:
-    """Draw in this process or, if it is a rank, with the others, and write the pictures."""
+    """Draw in this process or, if it is a rank, with the other ranks; rank 0 writes the pictures to `out`.
+
+    `keep`: a folder for each picture as a file; None for none.
+    """
     from diffusionpipe.workflows.drawing.ranks import draw_as_rank, draw_here, is_rank
     from diffusionpipe.workflows.drawing.request import keep_drawn, write_drawn
 

@@ -140,7 +140,7 @@ class _Question:
     """The name of a family, or the path of a file of orders."""
     ranks: int | None
     microbatches: int | None
-    """Both may be None for a file."""
+    """The number of micro-batches; it and `ranks` may be None for a file."""
     forward: Seconds
     input_grad: Seconds
     weight_grad: Seconds
@@ -152,11 +152,11 @@ class _Answer:
     schedule: Schedule
     timeline: Timeline
     peaks: tuple[float, ...]
-    """Activations that each rank holds at most; 1 is the activations of its part of the model."""
+    """Activations that each rank holds at most; 1: its part of the model's activations for one micro-batch."""
 
     @property
     def heading(self) -> str:
-        """One line that says what is drawn."""
+        """The title of the picture: the schedule's name, ranks and micro-batches."""
         schedule = self.schedule
         microbatches = _count(schedule.num_microbatches(), "micro-batch")
         return f"{schedule.name}, {_count(schedule.num_workers, 'rank')}, {microbatches}"
@@ -165,7 +165,13 @@ class _Answer:
 def _question(
     name: str, sizes: tuple[int | None, int | None], texts: dict[str, str], *, is_ambiguous: bool
 ) -> _Question:
-    """The question, once every part of it is sound; all that is wrong is said at once."""
+    """The checked question of a command line.
+
+    `sizes`: ranks and micro-batches. `texts`: option -> text of each time. `is_ambiguous`: both --json and --csv.
+
+    Raises:
+        ConfigError: names everything that is wrong at once.
+    """
     from diffusionpipe.errors import ConfigError
 
     ranks, microbatches = sizes
@@ -200,7 +206,10 @@ def _question(
 
 
 def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
-    """The faults of the name of a family, or of a name with no number beside it."""
+    """The problems with a schedule's name: no family has it, or --ranks or --microbatches is missing.
+
+    `sizes`: which of these two are given. A file of orders has no problem.
+    """
     from difflib import get_close_matches
 
     from diffusionpipe.plugins import Kind, offered
@@ -218,7 +227,7 @@ def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
 
 
 def _time(text: str) -> Seconds | None:
-    """The number, an int where it is written as one; None if it is not a time."""
+    """The time that an option's text states, an int where it is written so; None if it is not from 0 to `MAX_TIME`."""
     try:
         # Whole numbers stay exact through the simulation.
         time = int(text) if text.strip().lstrip("+").isdecimal() else float(text)
@@ -268,12 +277,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Up to ten digits; integers stay integers."""
+    """The number as text with up to ten digits; an int has all its digits."""
     return str(value) if isinstance(value, int) else f"{value:.10g}"
 
 
 def _rounded(value: float) -> float:
-    """The value without the noise of sums of decimal fractions; integers stay integers."""
+    """The value rounded to 12 decimals, which removes the noise of sums of decimal fractions; an int stays as it is."""
     return value if isinstance(value, int) else round(value, 12)
 
 
@@ -307,7 +316,7 @@ def _print_report(question: _Question, answer: _Answer) -> None:
 
 
 def _figures(timeline: Timeline) -> Table:
-    """Makespan and bubble, each with its meaning."""
+    """A table of two rows, makespan and bubble ratio, each with its value and its meaning."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -340,7 +349,10 @@ def _print_json(question: _Question, answer: _Answer) -> None:
 
 
 def _write_files(answer: _Answer, *, png: Path | None, perfetto: Path | None, out: Path | None) -> None:
-    """Write what was asked for; the notices go to stderr, so that stdout stays what was asked to be printed."""
+    """Write the picture, the trace and the schedule file, each where its path is not None.
+
+    Notices go to stderr, so that stdout has only the requested output.
+    """
     from diffusionpipe import viz
     from diffusionpipe.ir.files import write_schedule
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MAX_TIME = 1e15
 """The longest time that an option may give. Floating-point sums of longer times would lose the short ones."""
 MAX_COMPARED = 2048
-"""Forwards, up to which all families are made within half a minute."""
+"""The most forwards (ranks times micro-batches) for which all families are made within half a minute."""
 
 
 def compare(

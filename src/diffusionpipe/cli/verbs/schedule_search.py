@@ -54,7 +54,7 @@ def _heading(question: Instance) -> str:
 
 
 def _number(value: float) -> str:
-    """Up to ten digits; integers stay integers."""
+    """The number as text with up to ten digits; an int has all its digits."""
     return str(value) if isinstance(value, int) else f"{value:.10g}"
 
 
@@ -97,7 +97,7 @@ def _print_report(question: Instance, answer: Answer, timeline: Timeline) -> Non
 
 
 def _figures(question: Instance, answer: Answer) -> Table:
-    """The answer's figures, each with its meaning."""
+    """A table of the answer's placement, order, makespan, window and bubble ratio, each with its meaning."""
     from rich.table import Table
 
     proof = (
@@ -124,7 +124,7 @@ def _figures(question: Instance, answer: Answer) -> Table:
 
 
 def _placement_text(answer: Answer) -> str:
-    """Which stages of the instance each rank has."""
+    """A clause that says which half-stages of the model rank i has, for the answer's placement."""
     last = len(answer.orders) - 1
     match str(answer.placement):
         case "linear":
@@ -149,7 +149,7 @@ def _origin_text(family: str) -> str:
 
 
 def _ranks(question: Instance, answer: Answer, timeline: Timeline) -> Table:
-    """Time and memory of each rank."""
+    """A table with each rank's busy and idle time, peak memory, and memory limit."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -172,7 +172,10 @@ def _write_files(
     perfetto: Path | None,
     out: Path | None,
 ) -> None:
-    """Write what was asked for; the notices go to stderr, so that stdout stays what was asked to be printed."""
+    """Write the pictures, the trace and the schedule file, each where its path is not None.
+
+    Notices go to stderr, so that stdout has only the requested output.
+    """
     from diffusionpipe import viz
     from diffusionpipe.ir.files import write_schedule
 

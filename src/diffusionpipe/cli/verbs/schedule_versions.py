@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from diffusionpipe.units import Seconds
 
 SHOWN = 3
-"""Batches that are drawn after the first ones, which only fill the pipeline."""
+"""The number of batches that are drawn after the first ones, which only fill the pipeline."""
 MAX_SIMULATED = 500_000
-"""Forwards that the search for the steady state begins with, at most: they take about twenty seconds."""
+"""The most forwards that the search for the steady state may simulate at first: they take about twenty seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,17 @@ class Overlapped:
 
     window: Schedule
     versions: Versions
+    """The kind of weights: stashed, delayed, ..."""
     unrolled: Schedule
+    """The first batches as one schedule: `lead` batches of the window and `SHOWN` more."""
     timeline: Timeline
     """The timeline of the unrolled schedule."""
     steady: Steady
+    """The period and the bubble of the steady state."""
     flushed: Seconds
     """The makespan of the same family with a flush after each batch."""
     staleness: Staleness
+    """(stage, op) -> the staleness of each micro-batch."""
     held: Mapping[int, int]
     """Block -> versions of its weights that live at once."""
 
@@ -57,6 +61,7 @@ class VersionOptions:
     microbatches: int
     versions: Versions
     delay: int
+    """The age of delayed weights in steps; without effect on other kinds."""
 
 
 def asked(
@@ -237,7 +242,7 @@ def _batches(found: Overlapped) -> int:
 
 
 def _stages(window: Schedule) -> list[tuple[int, int]]:
-    """(stage, block) of each rank: windows have one stage on each."""
+    """(stage, block) of each worker, in order: a window has one stage on each worker."""
     of_worker = {stage.worker: (index, stage.weights) for index, stage in enumerate(window.placement.stages)}
     return [of_worker[worker] for worker in range(window.num_workers)]
 

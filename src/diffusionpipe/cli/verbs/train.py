@@ -121,7 +121,7 @@ def train(
 
 
 def _screen_of(number: str) -> "ConsoleScreen":
-    """The screen of a rank, to which it logs; "" for a process without a rank."""
+    """The screen of the rank with this number, "" for a process without a rank; the log goes there from now on."""
     from rich.console import Console
 
     from diffusionpipe.cli.text.screen import ConsoleScreen
@@ -134,7 +134,10 @@ def _screen_of(number: str) -> "ConsoleScreen":
 
 
 def _take_place(part: "Part", screen: "ConsoleScreen") -> None:
-    """Join as the rank that this process is among the used ones, or end if it is none of them."""
+    """Train as one of the ranks that `pipeline.use` leaves, with the number that this process has among them.
+
+    A process that is left out logs it and returns.
+    """
     from diffusionpipe.workflows.training.part import placed
 
     own = placed(part)
@@ -148,7 +151,7 @@ def _take_place(part: "Part", screen: "ConsoleScreen") -> None:
 
 
 def _launch(job: "TrainingJob", part: "Part") -> None:
-    """Start the ranks, and end as they end."""
+    """Start the ranks of the job, wait for their end, and end this process with their exit status if it is not 0."""
     from diffusionpipe.workflows.training.job import check_start, signal_of, start
 
     check_start(job, part.recipe)
@@ -197,10 +200,10 @@ RESULTS = {
     "adapters": "/ (of each checkpoint)",
     "metrics.jsonl": "",
 }
-"""The files that a run may leave for people, each with a word on it."""
+"""Name of each file or folder of results that a run may leave -> the text shown after the name."""
 
 
 def _name_results(folder: Path) -> None:
-    """Say what is there, and nothing else."""
+    """Print a line with the names of the results that the run's folder has."""
     found = [f"{name}{word}" for name, word in RESULTS.items() if (folder / name).exists()]
     typer.echo(f"Results in {folder}: {', '.join(found)}")

@@ -30,7 +30,7 @@ from diffusionpipe.ir.files import read_file
 
 MAX_NODES = 1024
 OF_PRODUCTS = 0.75
-"""The part of a step's time that goes with the peak of matrix products; the rest goes with the bandwidth."""
+"""The part of a step's time that depends on the peak rate of matrix products; the rest depends on the bandwidth."""
 _NAMED = re.compile(r"(?P<card>.+)x(?P<count>\d{1,4})")
 _CPU = re.compile(r", \d+ threads?$")  # as `profiler.measured.device_name` calls one
 _COUNTED = re.compile(r"(?P<count>\d{1,4}) *x +(?P<card>.+)")
@@ -42,7 +42,7 @@ def shipped_clusters() -> tuple[str, ...]:
 
 
 def load_cluster(name: str) -> Cluster:
-    """The cluster of a file, of a shipped name or of cards, or of one of them with ":N" for N such nodes.
+    """The cluster that `name` means: a file, a shipped cluster, or cards; ":N" after the name gives N such nodes.
 
     Raises:
         ConfigError: there is no such file, name or card, N is not a sensible number, or several nodes are asked of a
@@ -95,9 +95,10 @@ def known_cards() -> tuple[str, ...]:
 
 
 def cluster_of_cards(text: str) -> Cluster:
-    """One machine with these cards: "rtx3090x4", "2 x rtx4090 + 1 x rtx3090", each with "@LINK" for another link.
+    """The cluster of one machine with the cards in `text`, such as "rtx3090x4" or "2 x rtx4090 + 1 x rtx3090@pcie5".
 
-    Without a link it has the slowest of the cards' usual ones. Speeds are relative to the first card.
+    The name after "@" is the link between the cards; without it they have the slowest of their usual links. Speeds are
+    relative to the first card.
 
     Raises:
         ConfigError: a card or the link is not known, or there are more cards than one machine has.
@@ -122,9 +123,10 @@ def cluster_of_cards(text: str) -> Cluster:
 
 
 def with_more_cards(cluster: Cluster) -> tuple[Cluster, ...]:
-    """Machines with 2, 4, ... times as many of a cluster's cards, up to `MOST_DEVICES`; () unless all are of one kind.
+    """The clusters of one machine with 2, 4 and 8 (`MOST_DEVICES`) of a cluster's cards, if these are more than it has.
 
-    Of a cluster in a file they are the usual machines with such cards.
+    Their links are the usual ones of the card, also where the cluster is from a file and has another link. () where
+    its cards are of several kinds or not known, or it has several nodes.
     """
     names = {device.name for device in cluster.devices}
     # A CPU has no link, and no name that a cluster may use.
@@ -141,17 +143,17 @@ def computes_in_bfloat16(cluster: Cluster) -> bool:
 
 
 def device_without_bfloat16(cluster: Cluster) -> str | None:
-    """The name of the first device of the cluster that trains in float32."""
+    """The name of the cluster's first device that trains in float32, a CPU or a GPU without bfloat16; None if none."""
     without = {rates.title for rates in DEVICES.values() if not rates.has_bfloat16 or rates.device_type == "cpu"}
     named = (device.name for device in cluster.devices)
     return next((name for name in named if name in without or name == ANY_CPU or _CPU.search(name)), None)
 
 
 def _part(text: str, whole: str) -> tuple[DeviceRates, int]:
-    """The card and the number of one part of a name.
+    """(rates of the card, number of cards) from one part of a cluster's name, "rtx3090x4"; `whole` is that name.
 
     Raises:
-        ConfigError: it is not a known card with a number.
+        ConfigError: the part is not a known card with a number; the message has `whole`.
     """
     # "rtx3090" alone looks like 3090 cards of the kind "rt".
     found = _COUNTED.fullmatch(text) or (None if text in DEVICES else _NAMED.fullmatch(text))
@@ -170,7 +172,7 @@ def _part(text: str, whole: str) -> tuple[DeviceRates, int]:
 
 
 def _near(card: str, count: int, known: tuple[str, ...]) -> str:
-    """The names that may have been meant, and where the others are."""
+    """Two lines for the error of an unknown card: similar names with `count` after them, all names, and the remedy."""
     short = re.sub(r"[^a-z0-9]", "", card.lower()).removeprefix("nvidia").removeprefix("geforce")
     digits = re.sub(r"[^0-9]", "", short)
     near = [one for one in known if short and (short in one.replace("-", "") or (len(digits) > 3 and digits in one))]
@@ -183,13 +185,13 @@ def _near(card: str, count: int, known: tuple[str, ...]) -> str:
 
 
 def _device(rates: DeviceRates, first: DeviceRates, link: str, *, has_bfloat16: bool) -> Device:
-    """The device of a cluster whose speeds are relative to the first card."""
+    """The cluster's device for a card of these rates, with its speed relative to the card `first`."""
     speed = 1.0 if rates is first else round(speed_of(rates, first, has_bfloat16=has_bfloat16), 2)
     return Device(name=rates.title, memory=rates.usable, speed=speed, host_bandwidth=LINKS[link].host * 1e9)
 
 
 def speed_of(rates: DeviceRates, first: DeviceRates, *, has_bfloat16: bool) -> float:
-    """The speed of a card relative to another one, all in bfloat16 or all in float32.
+    """The speed of a card of these rates as a multiple of the speed of `first`, both in bfloat16 or both in float32.
 
     A step takes `OF_PRODUCTS` of its time for matrix products on the first card, and the rest for moving data.
     """

@@ -18,20 +18,23 @@ class LinkKind:
     """The figures of a kind of link and of the network beside it; bandwidths in GB/s, latencies in microseconds."""
 
     messages: tuple[float, float]
-    """Between two devices of a machine with two, and of one with more."""
+    """Bandwidth of messages between two devices: in a machine with two devices, and in one with more."""
     sums: tuple[float, float]
+    """Bandwidth of sums over the devices: in a machine with two devices, and in one with more."""
     latencies: tuple[float, float]
-    """One for messages, one for sums."""
+    """Latency of messages, and of sums, inside a machine."""
     network: float
-    """Messages of a whole machine to others."""
+    """Bandwidth of the messages of a whole machine to others."""
     network_sums: float
+    """Bandwidth of sums over the devices of several machines."""
     network_latencies: tuple[float, float]
+    """Latency of messages, and of sums, between machines."""
     host: float
-    """The rate from host memory to a device, all devices copying at once."""
+    """The bandwidth from host memory to a device, all devices copying at once."""
 
 
 def _geforce(messages: tuple[float, float], sums: tuple[float, float], host: float) -> LinkKind:
-    """Cards in a machine with a network of 10 Gb/s."""
+    """The kind of link of GeForce cards with these bandwidths in GB/s, in a machine with a network of 10 Gb/s."""
     return LinkKind(
         messages=messages, sums=sums, latencies=(25, 50), network=1.1, network_sums=1.1, network_latencies=(60, 200),
         host=host,
@@ -39,7 +42,7 @@ def _geforce(messages: tuple[float, float], sums: tuple[float, float], host: flo
 
 
 def _server(rate: float, *, latencies: tuple[float, float], host: float, network: float = 42.4) -> LinkKind:
-    """Devices with NVLink; a network of 400 Gb/s for all unless another one is named."""
+    """The kind of link of devices with NVLink of `rate` GB/s; by default all share a network of 400 Gb/s."""
     return LinkKind(
         messages=(rate, rate), sums=(rate, rate), latencies=latencies, network=network, network_sums=40,
         network_latencies=(30, 100), host=host,
@@ -72,7 +75,7 @@ generation."""
 def linked(name: str, devices: tuple[tuple[Device, int], ...], link: str) -> Cluster:
     """The cluster of one machine with these devices, which a link of this kind joins.
 
-    `devices`: (device, number of it). `link`: a key of `LINKS`.
+    `devices`: pairs of a kind of device and the number of such devices. `link`: a key of `LINKS`.
     """
     kind = LINKS[link]
     found = tuple(device for device, count in devices for _ in range(count))

@@ -24,14 +24,14 @@ NUM_COORDINATES = 2
 
 
 def with_coordinates(graph: LayerGraph, component: str, convolution: str) -> LayerGraph:
-    """A plain denoiser's graph, and its graphs of other sizes, that also read coordinates of each pixel as input.
+    """A denoiser's graph, with its graphs of other sizes, changed so that they also read the coordinates of latents.
 
     It widens the denoiser's first convolution in place.
 
     Args:
-        graph: of one backbone, which reads its noisy samples in the component `component` alone.
-        component: the denoiser.
-        convolution: the name of its first convolution below it.
+        graph: the graph of one backbone, which reads its noisy samples in the component `component` alone.
+        component: the name of the denoiser.
+        convolution: the name of its first convolution, below the component.
 
     Raises:
         ModelError: the denoiser cannot be widened.
@@ -42,7 +42,10 @@ def with_coordinates(graph: LayerGraph, component: str, convolution: str) -> Lay
 
 
 def _reading(graph: LayerGraph, component: str, weight: str) -> LayerGraph:
-    """The graph of one size."""
+    """The graph of one size, in which each layer that reads noisy samples also reads `COORDINATES`.
+
+    `weight`: the canonical name of the widened weight.
+    """
     (backbone,) = graph.backbones
     noise = next(spec for spec in graph.inputs if spec.name == "noise")
 
@@ -66,9 +69,10 @@ def _reading(graph: LayerGraph, component: str, weight: str) -> LayerGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A layer that reads the noisy samples with the coordinates after their channels."""
+    """The `run` of a layer that also reads coordinates and joins them to the noisy samples, after their channels."""
 
     run: Any
+    """The `run` of the layer without coordinates."""
     place: int
     """Position of the noisy samples among the tensors that the layer reads."""
 
@@ -80,7 +84,7 @@ class _Placed:
 
 
 def coordinates_of(width: int, height: int) -> Tensor:
-    """X and y, from -1 to 1, of every place of a whole picture, (2, height, width).
+    """X and y, from -1 to 1, of every latent of a whole picture of `width` x `height` latents, (2, height, width).
 
     >>> coordinates_of(3, 2)[0]
     tensor([[-1.,  0.,  1.],

@@ -13,29 +13,29 @@ from diffusionpipe.models.base.pipeline_call import PipelineCall
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 
 HINT = "; if it reads its own estimate (self-conditioning), set objective.self_conditioning"
-"""The advice about a denoiser with twice the inputs."""
+"""The advice, at the end of an error, about a denoiser with twice the input channels of its samples."""
 PLACED = "; if it reads coordinates (it was trained on patches), set data.patches"
-"""The advice about a denoiser with two more inputs."""
+"""The advice, at the end of an error, about a denoiser with two more input channels than its samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """How a caption becomes tokens of a text encoder: template, padded length, and tokens whose states are not read."""
+    """The way from a caption to tokens of a text encoder: template, padded length, tokens whose states are not read."""
 
     length: int
     """The number of tokens to which a caption is padded or cut."""
     template: str = "{}"
     """The text around the caption."""
     chat: Callable[[str], Mapping[str, Any]] | None = None
-    """`chat(caption)` -> arguments for the tokenizer's own template of a chat, which then stands for `template`."""
+    """`chat(caption)` -> arguments for the tokenizer's own template of a chat, used in place of `template`."""
     adds_marks: bool = True
     """Whether the tokenizer adds tokens of its own for start and end, which templates of chats may hold already."""
     side: str | None = "right"
-    """The side of the padding; None: the side that the tokenizer's folder says."""
+    """The side of the padding; None: the side that the tokenizer's folder states."""
     clean: Callable[[str], str] = str
     """A function that changes the caption first; a function of a module, because data workers get it."""
     dropped: int = 0
-    """Tokens of the template whose states are not read."""
+    """The number of tokens of the template, or of the instruction, whose states are not read."""
     instruction: str = ""
     """The text before a caption, not before a `Negative`. The first token and the last `length - dropped - 1` are read;
     a gap of padding before these makes `length` tokens of any tokenizer's."""
@@ -58,13 +58,13 @@ def question(caption: str, *, is_thinking: bool) -> dict[str, Any]:
 
 
 class Negative(str):
-    """A text that guidance leads away from, or that stands for no caption."""
+    """A text in place of a caption, which is encoded without `Prompt.instruction`: a negative prompt, or `Absent`."""
 
     __slots__ = ()
 
 
 class Absent(Negative):
-    """No text at all: the caption was dropped, or no negative prompt was given."""
+    """The empty text in place of a caption that is dropped in training, or of a negative prompt that is not given."""
 
     __slots__ = ()
 
@@ -74,8 +74,9 @@ class LowResolution:
     """The small pictures that a model of super-resolution reads: their side in pixels and the most noise on them."""
 
     resolution: int
+    """Their side in pixels."""
     augmentation: float
-    """In training they are noised at levels below this share of all."""
+    """The share of all noise levels, from the lowest, at which they are noised in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +84,13 @@ class CaptionReading:
     """How CLIP encoders read captions: in how many chunks and up to which layer; by default as diffusers does."""
 
     chunks: int = 1
-    """Parts of a caption that are encoded one by one, each as long as the encoder reads; their states are joined."""
+    """The number of parts in which a caption is encoded, each as long as the encoder reads; their states are joined."""
     clip_skip: int | None = None
-    """Which of the last layers gives the states, counted from 1, the last one; None: the last one."""
+    """The number of the layer that gives the states, counted from the last one, which is 1; None: the last one."""
 
 
 WHOLE = CaptionReading()
-"""Captions are read as diffusers' pipelines read them."""
+"""The reading of captions as in diffusers' pipelines: one chunk, up to the last layer."""
 MOST_CHUNKS = 4
 
 
@@ -98,27 +99,28 @@ class Family:
     """The facts about one kind of diffusers pipeline: components, function that builds its graph, prompts, guidance."""
 
     components: Mapping[str, str]
-    """The classes by the names that model_index.json gives them, e.g. "unet": "UNet2DConditionModel"."""
+    """Name of a component in model_index.json -> its class, e.g. "unet": "UNet2DConditionModel"."""
     trainable: tuple[str, ...]
     """Components that can be trained; the first is the denoiser, trained unless the recipe says otherwise."""
     graph: Callable[..., LayerGraph]
-    """`graph(components, objective=Objective, resolution=pixels, train=components, dtype="float32")`."""
+    """The function that builds the layer graph: `graph(components, objective=Objective, resolution=pixels,
+    train=names, dtype="float32")`."""
     guidance: float
-    """Scale of classifier-free guidance that diffusers' pipeline draws with unless told otherwise; 1 is without."""
+    """The scale of guidance with which diffusers' pipeline draws by default; see `PipelineCall.unguided`."""
     embedded_guidance: float | None = None
     """The guidance that diffusers' pipeline gives a distilled model, one with guidance embeddings, by default; None for
     a pipeline without such models."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
-    """The prompts of raw inputs that are more than the caption's tokens, by the input's name."""
+    """Name of a raw input -> its prompt, for raw inputs of tokens that hold more than the caption."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json for which there is no adapter; they must be empty."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Entries of model_index.json that must have these values, where they are there."""
+    """Entry of model_index.json -> the value that it must have if it is there."""
     zeroed: str | None = None
     """The entry of model_index.json that says whether the denoiser reads zeros in place of an `Absent` text; it does if
     there is no entry. None: it reads what the encoders make of the empty text."""
     call: PipelineCall | None = None
-    """How diffusers' own pipeline draws from it, with our layers for its transformer; None: our own loop draws."""
+    """The call of diffusers' own pipeline to draw with our layers in place of its transformer; None: our loop draws."""
     has_adapters: bool = True
     """Whether diffusers' pipeline loads adapters, so that they can be trained and exported."""
     convolution: str | None = None
@@ -130,27 +132,26 @@ class Family:
     has_variances: bool = False
     """Whether the denoiser also states variances, which `learned_variance` trains."""
     augmentation: str | None = None
-    """The scheduler that noises the small pictures which the denoiser reads; None: it reads none."""
+    """The folder's scheduler that noises the small pictures which the denoiser reads; None: it reads none."""
     has_chunks: bool = False
     """Whether `graph` also takes `captions`, a `CaptionReading` of several chunks."""
     has_clip_skip: bool = False
-    """Whether that may name a layer too."""
+    """Whether the `captions` of `graph` may also have a `clip_skip`."""
     has_clips: bool = False
-    """Whether `graph` also takes `clip`, a `Clip`."""
+    """Whether `graph` also takes `clip`, a `Clip`: the size of a clip in place of a square picture."""
     has_aspects: bool = False
     """Whether `graph` also takes a `clip` of one frame: a picture that is not square."""
     frame_rate: float | None = None
     """Frames of a second that diffusers' pipeline gives the model by default; the graph reads "frame_rate". None: the
     model reads no frame rate."""
     sample_size: int | None = None
-    """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
-    says."""
+    """Side of the latents that diffusers' pipeline draws by default; None: the side in the denoiser's configuration."""
 
     @property
     def needs_negative(self) -> bool:
         """Whether diffusers' pipeline guides only where it is given a negative prompt, which may be "".
 
-        Those pipelines call the scale true_cfg_scale; FLUX.1's is the one of them that our own loop draws for.
+        Those pipelines call the scale true_cfg_scale. Our own loop draws for one of them, FLUX.1's.
         """
         return self.embedded_guidance is not None if self.call is None else self.call.scale == "true_cfg_scale"
 
@@ -160,11 +161,13 @@ class Step:
     """One layer of a `chain`: it reads the tensor that the layer before it wrote, and further tensors by name."""
 
     name: str
-    """Below the component; also names the tensor that the layer writes."""
+    """The name of the layer below the component, and of the tensor that it writes."""
     run: Callable[..., Tensor]
-    """`run(component, hidden, *reads)`."""
+    """`run(component, hidden, *reads)` -> the tensor that the layer writes."""
     modules: tuple[str, ...]
+    """The names, below the component, of the modules that the layer runs."""
     reads: tuple[str, ...] = ()
+    """The names of the further tensors that it reads."""
 
 
 def chain(component: str, read: str, steps: Iterable[Step], write: str) -> tuple[Layer, ...]:
@@ -190,9 +193,10 @@ def chain(component: str, read: str, steps: Iterable[Step], write: str) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class _Single:
-    """A layer's `run` from a function that returns one tensor."""
+    """The `run` of a layer, which returns a tuple, from a function that returns one tensor."""
 
     function: Callable[..., Tensor]
+    """`function(component, *tensors)` -> the tensor."""
 
     def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
         return (self.function(component, *tensors),)
@@ -211,9 +215,9 @@ def unsupported(component: str, config: Mapping[str, object], allowed: Mapping[s
 
 
 def set_trainable(components: Mapping[str, nn.Module], train: Collection[str], trainable: Collection[str]) -> None:
-    """Puts the components to train into training mode and all others into evaluation mode without gradients.
+    """Put the components named in `train` into training mode, all others into evaluation mode without gradients.
 
-    Raises ModelError for a component that cannot be trained.
+    Raises ModelError for a name that is not among `trainable`, and if nothing is trained.
     """
     unknown = [name for name in train if name not in trainable]
     if unknown or not train:
@@ -227,8 +231,8 @@ def set_trainable(components: Mapping[str, nn.Module], train: Collection[str], t
 def dtype_of(module: nn.Module) -> torch.dtype:
     """The dtype of the module's weights, which is the one that it reads outside autocast.
 
-    Under autocast, which narrows by itself what needs it, at least float32: frozen weights may be stored narrower than
-    the times and positions that are computed in this dtype.
+    Under autocast it is at least float32: times and positions are computed in this dtype, and frozen weights may be
+    stored narrower. Autocast itself narrows the inputs of the operations that it runs narrow.
     """
     weight = next(module.parameters())
     if weight.device.type != "meta" and torch.is_autocast_enabled(weight.device.type):

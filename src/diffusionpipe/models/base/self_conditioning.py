@@ -29,11 +29,11 @@ from diffusionpipe.models.objectives.objective import Objective
 
 ESTIMATE = "estimate"
 CONDITIONED = "conditioned"
-"""The raw input that says for which samples the estimate counts: 1 or 0."""
+"""The raw input that is 1 for samples that read their estimate, and 0 for samples that read zeros."""
 
 
 def is_conditioned(position: int, share: Fraction) -> bool:
-    """Whether the sample at this position of a batch reads its own estimate; spread evenly, `share` of all samples do.
+    """Whether the sample at this position of a batch reads its own estimate, as `share` of all do, spread evenly.
 
     >>> [position for position in range(8) if is_conditioned(position, Fraction(1, 2))]
     [1, 3, 5, 7]
@@ -45,12 +45,12 @@ def is_conditioned(position: int, share: Fraction) -> bool:
 
 
 def self_conditioned(graph: LayerGraph, component: str, convolution: str | None) -> LayerGraph:
-    """The graph of a plain denoiser with self-conditioning; widens its first convolution in place.
+    """The graph of a plain denoiser, changed to self-conditioning; widens its first convolution in place.
 
     Args:
-        graph: of one backbone, which reads its noisy samples in the component `component` alone.
-        component: the denoiser.
-        convolution: the name of the convolution below it; None: it has none that could be widened.
+        graph: the graph of one backbone, which reads its noisy samples in the component `component` alone.
+        component: the name of the denoiser.
+        convolution: the name of this convolution below the component; None: there is none to widen.
 
     Raises:
         ModelError: the denoiser cannot be widened.
@@ -83,15 +83,15 @@ def self_conditioned(graph: LayerGraph, component: str, convolution: str | None)
 
 
 def plain_config(config: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """A copy of a denoiser's configuration with `channels` inputs where it has twice as many, for its own estimate.
+    """A copy of a denoiser's configuration, without the input channels for its own estimate if it has them.
 
-    `channels`: of a sample.
+    `channels`: the number of channels of a sample; a denoiser that reads its estimate has twice as many inputs.
     """
     return {**config, "in_channels": channels} if config.get("in_channels") == 2 * channels else dict(config)
 
 
 def widened_config(module: Any, more: int) -> dict[str, Any]:
-    """The fields in_channels and out_channels of a plain denoiser with `more` inputs; its outputs stay as many."""
+    """The configuration fields in_channels, increased by `more`, and out_channels, unchanged, of a plain denoiser."""
     config = module.config
     return {"in_channels": config.in_channels + more, "out_channels": config.out_channels or config.in_channels}
 
@@ -103,9 +103,10 @@ def _conditioned(layer: Layer, noisy: str) -> Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Conditioned:
-    """A layer that reads the noisy samples with the estimates after their channels."""
+    """The `run` of a layer that also reads the masked estimates and joins them to the noisy samples' channels."""
 
     run: Any
+    """The `run` of the layer without estimates."""
     place: int
     """Position of the noisy samples among the tensors that the layer reads."""
 
@@ -120,9 +121,10 @@ class _Conditioned:
 
 @dataclass(frozen=True, slots=True)
 class _Estimating:
-    """The layer of the loss, which also writes the estimate."""
+    """The `run` of the loss's layer, which also writes the estimate of the clean samples."""
 
     run: Any
+    """The `run` of the loss alone."""
 
     def __call__(self, objective: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
         assert isinstance(objective, Objective)

@@ -31,7 +31,7 @@ def cascade_graph(
 ) -> LayerGraph:
     """One graph of all these models; the backbones have the keys of `members` as names, in the order of sampling.
 
-    `common`: for each member its components that another one has alike, with the name of that one.
+    `common`: member -> component -> name of the other member whose equal encoder is used in its place.
 
     Raises:
         ModelError: a member has several backbones itself or reads no pictures, or their pictures differ in more than
@@ -80,9 +80,9 @@ def _inside(member: str, name: str) -> str:
 
 
 def names_elsewhere(member: LayerGraph, taken: Mapping[str, str]) -> dict[str, str]:
-    """A member's components and their tensors that another member has too -> their names in the cascade.
+    """Name -> name in the cascade, of the components that another member provides, and of their tensors.
 
-    `taken`: component -> the member that has it.
+    `taken`: component -> the member that provides it.
     """
     found = {component: _inside(owner, component) for component, owner in taken.items()}
     for component, owner in taken.items():
@@ -91,7 +91,10 @@ def names_elsewhere(member: LayerGraph, taken: Mapping[str, str]) -> dict[str, s
 
 
 def _own(member: str, is_reduced: set[str], elsewhere: Mapping[str, str], name: str) -> str:
-    """The cascade's name of a tensor of a member."""
+    """The name in the cascade of the tensor that the member calls `name`.
+
+    `is_reduced`: the tensors that reductions write. `elsewhere`: see `names_elsewhere`.
+    """
     if name in elsewhere:
         return elsewhere[name]
     # A reduction writes the member's own pictures; the members of the largest size read the raw input.
@@ -112,7 +115,11 @@ def _backbone(name: str, alone: Backbone) -> Backbone:
 
 
 def _pictures(members: Mapping[str, LayerGraph]) -> dict[str, TensorSpec]:
-    """The tensor that each member reads as pictures."""
+    """Member -> description of the raw input with its pictures.
+
+    Raises:
+        ModelError: the members cannot form a cascade; names every problem.
+    """
     found: dict[str, TensorSpec] = {}
     problems = []
     for name, member in members.items():
@@ -135,7 +142,7 @@ def _pictures(members: Mapping[str, LayerGraph]) -> dict[str, TensorSpec]:
 
 
 def _reduction(name: str, spec: TensorSpec) -> Layer:
-    """The frozen layer that makes a member's pictures of the largest ones."""
+    """The frozen layer that shrinks the shared pictures to the size of the member `name`, which is in `spec`."""
     return Layer(
         name=f"{DATA}/{name}.{PIXELS}",
         component=DATA,

@@ -19,12 +19,12 @@ from diffusionpipe.models.opening.folder import family_of
 from diffusionpipe.models.parameters.stored import stored_weights
 
 TOKENS = "input_ids"
-"""How the raw inputs begin that hold a caption in tokens."""
+"""The start of the names of raw inputs that hold a caption in tokens."""
 MASK = "input_mask"
 _SHA256 = 64
 """The number of hexadecimal digits of a SHA-256 checksum."""
 _NOT_COMPARED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
-"""Keys of a configuration that say nothing of what a module computes."""
+"""Keys of a configuration on which a module's computation does not depend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,15 @@ class OpenedModel:
     """One model of a run with several: its folder, its graph, and the variant of its weights."""
 
     folder: Path
+    """Its diffusers folder."""
     graph: LayerGraph
+    """Its layer graph."""
     variant: str | None = None
     """The variant of the weights that are read; see `stored_weights`."""
 
 
 def common_encoders(models: Mapping[str, OpenedModel]) -> dict[str, dict[str, str]]:
-    """For each model, its components that an earlier model has alike: component -> the name of that earlier model."""
+    """Model -> component -> name of the first earlier model with an equal encoder, for encoders of captions."""
     found: dict[str, dict[str, str]] = {}
     for name, model in models.items():
         earlier = {other: models[other] for other in found}
@@ -54,7 +56,7 @@ def common_encoders(models: Mapping[str, OpenedModel]) -> dict[str, dict[str, st
 
 
 def common_tensors(graph: LayerGraph, component: str) -> frozenset[str]:
-    """The names of the tensors that the layers of an encoder read and write: tokens and states."""
+    """The names of the tensors that the layers of the encoder `component` read and write: tokens and states."""
     layers = _layers(graph, component)
     return frozenset(name for layer in layers for name in (*layer.reads, *layer.writes))
 
@@ -74,7 +76,7 @@ def _layers(graph: LayerGraph, component: str) -> list[Layer]:
 
 
 def _reads_captions_alone(graph: LayerGraph, component: str) -> bool:
-    """Whether it is a frozen encoder of captions."""
+    """Whether the component is a frozen encoder whose raw inputs are captions alone."""
     module, layers = graph.components.get(component), _layers(graph, component)
     parameters = [] if module is None else list(module.parameters())
     written = {name for layer in layers for name in layer.writes}
@@ -96,7 +98,7 @@ def _described(graph: LayerGraph, component: str) -> object:
 
 
 def _folders(one: OpenedModel, other: OpenedModel, component: str) -> Iterator[tuple[Path, Path]]:
-    """The folders of both tokenizers of what the encoder reads."""
+    """(folder of a tokenizer in one model, its folder in the other) for each tokenizer of the encoder's raw inputs."""
     for name in common_tensors(one.graph, component):
         if name.startswith(TOKENS):
             tokenizer = name.replace(TOKENS, "tokenizer")
@@ -122,7 +124,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _are_same_blob(one: Path, other: Path) -> bool:
-    """Whether both lie in caches of the Hugging Face Hub, where a large file's name is the SHA-256 of its contents."""
+    """Whether two files of the Hugging Face Hub's caches have the same name, the SHA-256 checksum of the contents."""
     return one.name == other.name and len(one.name) == _SHA256 and one.parent.name == other.parent.name == "blobs"
 
 

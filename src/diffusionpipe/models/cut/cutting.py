@@ -35,11 +35,12 @@ def cut(
     output: str = "prediction",
     joined: Collection[str] = (),
 ) -> tuple[Layer, ...]:
-    """`forward(root, **inputs)` as layers that read tensors with the names of the inputs and write `output`.
+    """The layers that together compute `forward(root, **inputs)`, read tensors named as the inputs and write `output`.
 
     Of the inputs only the shape of a sample and the dtype count. Run one after the other, the layers give the bits of
     the forward. Parameters on which its result does not depend are set to need no gradient. The modules named in
-    `joined` are not layers of their own: each is called by the layer that reads its result.
+    `joined` are not layers of their own: each is called by the layer that reads its result. `component`: the name of
+    `root` in the graph.
 
     Raises:
         ModelError: the forward cannot be cut; the message gives the reason.
@@ -72,7 +73,11 @@ def _parameters(root: nn.Module, name: str) -> Iterator[nn.Parameter]:
 
 
 def _check_pieces(root: nn.Module, layers: Sequence[Layer]) -> None:
-    """Refuse a model most of which is one layer, because its blocks pass on what cannot be sent."""
+    """Check that no layer of several modules has more than half of the parameters.
+
+    Raises:
+        ModelError: one does, because blocks pass on tensors that cannot be sent.
+    """
     total = sum(p.numel() for p in root.parameters())
     for layer in layers:
         size = sum(p.numel() for name in layer.modules for p in _parameters(root, name))
@@ -97,17 +102,22 @@ def _check_shared(root: nn.Module, layers: Sequence[Layer]) -> None:
 
 @dataclass(slots=True)
 class _Piece:
-    """A layer in the making."""
+    """A layer in the making: the nodes of the trace that it computes. Mutable."""
 
     name: str
+    """The name of the layer."""
     steps: list[fx.Node] = field(default_factory=list)
+    """The nodes that it computes, in order."""
     reads: dict[fx.Node, str] = field(default_factory=dict)
+    """Node whose value it reads -> name of the tensor."""
     writes: dict[fx.Node, str] = field(default_factory=dict)
+    """Node whose value it writes -> name of the tensor."""
     here: set[fx.Node] = field(default_factory=set)
+    """All nodes whose values it has, read or computed."""
 
 
 class _Plan:
-    """Which layer computes which value."""
+    """The division of a traced forward into layers: which layer computes, reads and writes the value of which node."""
 
     def __init__(self, exported: Exported, component: str, output: str, joined: Collection[str]) -> None:
         self.exported, self.component, self.output_name, self.joined = exported, component, output, joined
@@ -139,12 +149,12 @@ class _Plan:
             self.is_free[node] = not is_call and all(self.is_free[n] for n in arguments)
 
     def _is_batch(self, node: fx.Node) -> bool:
-        """Whether the value is the number of samples itself."""
+        """Whether the node's value is the number of samples itself."""
         value = node.meta.get("val")
         return isinstance(value, torch.SymInt) and value.node.expr == self.batch and node.op == "call_function"
 
     def _is_sent(self, node: fx.Node) -> bool:
-        """Whether a layer can write the value for others."""
+        """Whether a layer can write the node's value for others: a tensor whose dimension 0 is the batch."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.ndim == 0 or str(value.dtype)[6:] not in BYTES_OF_DTYPE:
             return False
@@ -152,7 +162,11 @@ class _Plan:
         return isinstance(first, torch.SymInt) and first.node.expr == self.batch
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layers in the order of the calls."""
+        """The layers, one for each module that is called by itself, in the order of the first calls.
+
+        Raises:
+            ModelError: the forward cannot be cut so.
+        """
         calls = [node for node in self.needed if node.target is CALL and self._stands_alone(node)]
         if not calls:
             raise ModelError("no call of a block depends on the batch")
@@ -170,14 +184,18 @@ class _Plan:
         return tuple(self._layer(piece) for piece in pieces.values())
 
     def _compute_again(self, call: fx.Node, piece: _Piece) -> None:
-        """A further call of a module, in the layer of its first one: of inputs or of what that layer has."""
+        """Add a further call of a module to `piece`, the layer of its first call.
+
+        Raises:
+            ModelError: the call reads values of later layers, not inputs or values of this one alone.
+        """
         before = [n for n in closure(call.all_input_nodes) if not self.is_free[n] and n not in piece.here]
         if any(node.op == "call_function" for node in before):
             raise ModelError(f"{piece.name} is called again with what later layers write; it cannot be a layer")
         self._compute(call, piece)
 
     def _needed(self) -> list[fx.Node]:
-        """The nodes that the output depends on, in order."""
+        """The nodes of the trace on which the output depends, in order."""
         found = {self.output}
         for node in reversed(self.exported.graph.nodes):
             if node in found:
@@ -185,7 +203,7 @@ class _Plan:
         return [node for node in self.exported.graph.nodes if node in found]
 
     def _stands_alone(self, call: fx.Node) -> bool:
-        """Whether all that is read of the call's results can be sent, and shall be."""
+        """Whether the call is a layer of its own: not `joined`, with inputs that vary and results that can be sent."""
         if self.exported.call(call).module in self.joined:
             return False
         return all(self._is_sent(user) for user in call.users) and any(
@@ -193,7 +211,11 @@ class _Plan:
         )
 
     def _compute(self, node: fx.Node, piece: _Piece) -> None:
-        """Puts what gives the value into the piece."""
+        """Add the node's value to the piece: as a tensor that it reads, or as steps that compute it.
+
+        Raises:
+            ModelError: another layer computes it and cannot send it.
+        """
         if node in piece.here:
             return
         piece.here.add(node)

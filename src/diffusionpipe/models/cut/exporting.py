@@ -38,7 +38,7 @@ _REASONS = {
     "Constraints": "its forward is not the same for every batch size",
 }
 Forward = Callable[..., Tensor]
-"""`forward(transformer, **tensors)` returns one tensor, dimension 0 of all of them is the batch."""
+"""`forward(transformer, **tensors)` -> one tensor; dimension 0 of this tensor and of all arguments is the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class Exported:
     graph: fx.Graph
     """Placeholders of inputs, parameters, buffers and constants; glue; calls of `diffusionpipe::call_module`."""
     calls: tuple[ModuleCall, ...]
+    """The calls of submodules, in order; a node with the operator has the index of its own."""
     inputs: Mapping[str, str]
     """Placeholder -> argument of the forward."""
     owned: Mapping[str, str]
@@ -57,6 +58,7 @@ class Exported:
     constants: Mapping[str, Tensor]
     """Placeholder -> a tensor that belongs to no parameter or buffer."""
     graph_module: fx.GraphModule
+    """The module that holds the graph, with the objects that its `get_attr` nodes name."""
 
     def call(self, node: fx.Node) -> ModuleCall:
         """The submodule's call that a node with the operator `diffusionpipe::call_module` represents."""
@@ -64,7 +66,7 @@ class Exported:
 
 
 def export(root: nn.Module, forward: Forward, inputs: Mapping[str, Tensor]) -> Exported:
-    """Traces `forward(root, **inputs)`; the inputs give shapes and dtypes of a sample, and dimension 0 is the batch.
+    """The trace of `forward(root, **inputs)`. The inputs give shapes and dtypes; their dimension 0 is the batch.
 
     Nothing is computed: weights may be on the meta device, and only glue is traced, so that a model of 20 B parameters
     takes seconds.
@@ -82,7 +84,7 @@ def export(root: nn.Module, forward: Forward, inputs: Mapping[str, Tensor]) -> E
 
 
 def reason_of(error: Exception) -> str:
-    """A sentence for the user: why torch.export refused a model with this error."""
+    """A sentence for the user that says why torch.export refused a model with this error."""
     text = " ".join(str(error).split())
     for kind, sentence in _REASONS.items():
         if kind in (type(error).__name__, *text.split()):
@@ -92,15 +94,19 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """One attempt to trace a forward."""
+    """One attempt to trace a forward, in which the submodules `leaves` are called as they are."""
 
     root: nn.Module
+    """The model."""
     forward: Forward
+    """The function to trace."""
     inputs: Mapping[str, Tensor]
+    """Its arguments besides the model, by name, which give shapes and dtypes."""
     leaves: tuple[str, ...]
+    """The names of the submodules that are called whole."""
 
     def run(self) -> Exported:
-        """The trace. Raises ModelError."""
+        """The traced forward. Raises ModelError if it cannot be traced."""
         recorder = Recorder()
         RECORDERS[id(recorder)] = recorder
         try:
@@ -115,7 +121,7 @@ class _Export:
             del RECORDERS[id(recorder)]
 
     def _record(self, recorder: Recorder) -> None:
-        """Runs the forward on fake tensors, and notes what the leaves return."""
+        """Run the forward on fake tensors for both `BATCHES`, and note the results of the leaves in the recorder."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         kinds = {name: kind_of(self.root.get_submodule(name)) for name in self.leaves}
@@ -163,13 +169,13 @@ class _Export:
 
 
 class _Root(nn.Module):
-    """The forward as torch.export wants it: a module that takes tensors by place."""
+    """The forward as a module for torch.export, which takes its tensors by position, not by name."""
 
     def __init__(self, export: _Export) -> None:
         super().__init__()
         self.root, self._export = export.root, export
         self.batch: Any = None
-        """Dimension 0 of what it was called with."""
+        """The size of dimension 0 of the tensors of its last call: the batch."""
 
     def forward(self, *tensors: Tensor) -> Tensor:
         self.batch = tensors[0].shape[0]

@@ -14,7 +14,7 @@ from diffusionpipe.models.cut.exporting import Exported
 from diffusionpipe.models.graphs.graph import Layer, attribute
 
 CALL = torch.ops.diffusionpipe.call_module.default
-"""The operator of a module's call in a trace."""
+"""The operator that represents a call of a submodule in a trace."""
 
 
 def closure(nodes: Iterable[fx.Node]) -> list[fx.Node]:
@@ -33,14 +33,14 @@ def closure(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 class ConstantTables:
-    """Values that depend on no input, computed once for each device and kept. Mutable: they come as layers run."""
+    """The values of a trace that depend on no input, computed once for each device. Mutable: layers add them."""
 
     def __init__(self, exported: Exported) -> None:
         self._exported = exported
         self._kept: dict[tuple[object, ...], Any] = {}
         self._fakes: dict[tuple[object, ...], Any] = {}
         self._mode: object = None
-        """The mode of the fake tensors."""
+        """The fake tensor mode for which `_fakes` were computed."""
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -71,7 +71,7 @@ class ConstantTables:
         return self._fakes[key]
 
     def _computed(self, nodes: Sequence[fx.Node], root: nn.Module, device: torch.device) -> Any:
-        """The value of the last node."""
+        """The value of the last of these nodes, which are in order and include all that it depends on."""
         values: dict[fx.Node, Any] = {}
         place = _Place(self._exported, root, device)
         for each in nodes:
@@ -80,7 +80,7 @@ class ConstantTables:
 
 
 def tables_of(layers: Iterable[Layer]) -> Iterator[Tensor]:
-    """The tensors that the layers have computed once and keep for all samples, as `ConstantTables` hold them."""
+    """The tensors in the `ConstantTables` of these layers, which they have computed once and keep for all samples."""
     found: list[object] = [getattr(layer.run, "tables", None) for layer in layers]
     for tables in {id(one): one for one in found if isinstance(one, ConstantTables)}.values():
         yield from tables.tensors
@@ -91,14 +91,17 @@ class _Place:
     """The module, the device and the batch size with which the values of nodes are computed."""
 
     exported: Exported
+    """The trace to which the nodes belong."""
     root: nn.Module
+    """The model, which holds parameters, buffers and submodules."""
     device: torch.device
+    """The device on which values are computed."""
     batch: int = 0
     """The number of samples; 0 for tables, which do not depend on it."""
 
 
 def _value(place: _Place, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """The value of a node whose arguments are in `values`."""
+    """The value of a node, computed from its arguments, whose values are in `values`."""
     if node.op == "placeholder":
         if node.name in place.exported.constants:
             return place.exported.constants[node.name].to(place.device)
@@ -120,21 +123,28 @@ class GluedRun:
     """The function `run` of a layer that was cut from a forward: its operations and submodules' calls, in order."""
 
     exported: Exported
+    """The trace from which the layer was cut."""
     steps: tuple[fx.Node, ...]
+    """The nodes that it computes, in order."""
     from_tables: frozenset[fx.Node]
+    """The steps whose values are in `tables`."""
     batches: frozenset[fx.Node]
+    """The steps whose value is the number of samples."""
     reads: tuple[fx.Node, ...]
+    """The nodes whose values are the tensors that it reads, in order."""
     writes: tuple[fx.Node, ...]
+    """The nodes whose values are the tensors that it returns, in order."""
     passed_on: frozenset[fx.Node]
-    """The writes that only calls of modules read: no glue of theirs depends on how they lie in memory."""
+    """The writes that only calls of modules read, so that their strides are not made contiguous."""
     tables: ConstantTables
+    """The values that depend on no input, common to all layers of the trace."""
 
     def __deepcopy__(self, memo: object) -> "GluedRun":
-        """Itself: it names modules and holds none of them, so copies of a model can share it."""
+        """The same object: it names modules and holds none of them, so copies of a model can share it."""
         return self
 
     def __call__(self, root: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors in the order of `writes`."""
+        """The tensors that the layer writes, in the order of `writes`; `tensors`: in the order of `reads`."""
         values: dict[fx.Node, Any] = dict(zip(self.reads, tensors, strict=True))
         place = _Place(self.exported, root, tensors[0].device, len(tensors[0]))
         for node in self.steps:
@@ -155,7 +165,7 @@ class GluedRun:
 
 
 def _has_dense_samples(tensor: Tensor) -> bool:
-    """Whether each sample is contiguous, as in a range of the tokens of a larger tensor."""
+    """Whether each sample of the tensor is contiguous in memory, even where the whole tensor is not."""
     size = 1
     for length, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()[1:]), strict=True):
         if length != 1 and stride != size:
@@ -165,7 +175,7 @@ def _has_dense_samples(tensor: Tensor) -> bool:
 
 
 def _with_gradient(tensor: Tensor) -> Tensor:
-    """The tensor; of one that a trained layer made of frozen values alone, a leaf whose gradient is never read."""
+    """The tensor if it needs a gradient or has no floats; else a detached leaf, whose gradient is never read."""
     if tensor.requires_grad or not tensor.is_floating_point():
         return tensor
     return tensor.detach().requires_grad_()

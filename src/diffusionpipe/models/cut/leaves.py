@@ -17,16 +17,20 @@ class SeenCall:
     """A call of a submodule that was caught before it was made: forward, name and arguments."""
 
     forward: Callable[..., Any]
+    """The submodule's own forward."""
     name: str
+    """The submodule's name in the model."""
     args: tuple[Any, ...]
+    """The positional arguments of the call."""
     named: dict[str, Any]
+    """The arguments of the call by name."""
 
 
 def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]:
     """The names of the submodules that a cut calls whole: blocks of lists, and other children with parameters.
 
-    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into. So
-    is a block of a U-Net, which lists residual blocks.
+    With `all_children` also children without parameters. Of a child that holds most of the parameters in lists, and of
+    a block of a U-Net, which lists residual blocks, the submodules are named in its place.
 
     >>> leaves_of(nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.SiLU()])}))
     ('embed', 'blocks.0')
@@ -35,7 +39,7 @@ def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]
 
 
 def _size_of_lists(module: nn.Module) -> int:
-    """Numbers in the parameters of its lists, but for lists in lists."""
+    """The number of values in all parameters that are in lists of modules, at any depth below the module."""
     if isinstance(module, nn.ModuleList):
         return sum(p.numel() for p in module.parameters())
     return sum(_size_of_lists(child) for child in module.children())
@@ -52,10 +56,10 @@ def _leaves(module: nn.Module, path: str, size: int, all_children: bool) -> Iter
 
 
 def kind_of(module: nn.Module) -> Hashable:
-    """A key that decides the shapes that a module returns: two with equal kinds differ in their numbers alone.
+    """A key on which the shapes of a module's results depend: modules with equal keys differ in their weights alone.
 
-    Classes, shapes and dtypes of parameters and buffers, and the other attributes of the modules: numbers and words by
-    value, objects of diffusers and transformers by their attributes, all else by identity.
+    It holds classes, shapes and dtypes of parameters and buffers, and the other attributes of the modules: numbers and
+    words by value, objects of diffusers and transformers by their attributes, all else by identity.
 
     >>> kind_of(nn.Linear(2, 2)) == kind_of(nn.Linear(2, 2)) != kind_of(nn.Linear(2, 3))
     True
@@ -64,7 +68,7 @@ def kind_of(module: nn.Module) -> Hashable:
 
 
 def _kind_of_object(holder: object, *, looks_into: bool = True) -> Hashable:
-    """`looks_into` the objects that it keeps."""
+    """A key of an object's class and attributes; `looks_into`: its objects of models' code count by attributes too."""
     kept = {name: value for name, value in vars(holder).items() if name != "_modules"}
     return type(holder), tuple(
         (name, _kind_of_object(value, looks_into=False) if looks_into and _is_holder(value) else _kind_of_value(value))
@@ -88,7 +92,7 @@ def _kind_of_value(value: object) -> Hashable:
 
 @contextmanager
 def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[SeenCall], Any]) -> Iterator[None]:
-    """Within the block, a call of one of the named leaves calls `run` with it instead, and returns its result."""
+    """Within the block, a call of one of the named submodules `leaves` returns `run(the call)` instead."""
     patched: list[nn.Module] = []
     try:
         for name in leaves:
@@ -138,16 +142,16 @@ def fake_tensors(root: nn.Module, mode: Any = None) -> Iterator[None]:
 
 
 def _is_holder(value: object) -> bool:
-    """Whether a module's attribute is an object of a model's code that may keep tensors."""
+    """Whether a module's attribute is an object of diffusers or transformers that may keep tensors."""
     owner = type(value).__module__.partition(".")[0]
     return owner in ("diffusers", "transformers") and hasattr(value, "__dict__") and not isinstance(value, nn.Module)
 
 
 @contextmanager
 def unchanged(root: nn.Module) -> Iterator[None]:
-    """After the block, modules have forgotten all that a forward left in them, such as fake rotary tables.
+    """After the block, all that a forward left in the modules is removed, such as fake rotary tables.
 
-    So are hooks: transformers installs some at a model's first forward, and would do it again.
+    This holds for hooks too: transformers installs some at a model's first forward, and would do it again.
     """
     modules = tuple(root.modules())
     held = [value for module in modules for value in vars(module).values() if _is_holder(value)]

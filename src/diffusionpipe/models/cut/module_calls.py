@@ -13,11 +13,11 @@ from diffusionpipe.models.cut.leaves import SeenCall
 from diffusionpipe.models.graphs.graph import attribute
 
 BATCHES = (3, 5)
-"""Two batch sizes tell a dimension that grows with the batch from one that does not."""
+"""The batch sizes of two runs, which show the dimensions that grow with the batch."""
 
 
 class _Mark:
-    """Stands for a value that differs from call to call."""
+    """A mark in place of a value that differs from call to call: a tensor, or the batch size."""
 
 
 TENSOR, _BATCH = _Mark(), _Mark()
@@ -28,15 +28,16 @@ class ModuleCall:
     """One call of a submodule: its name and the arguments, with marks in place of tensors and of the batch size."""
 
     module: str
+    """The name of the submodule in the model."""
     tree: pytree.TreeSpec
     """The structure of its positional and named arguments."""
     leaves: tuple[object, ...]
-    """The leaves of `tree`; places of tensors and of the number of samples are marked."""
+    """The values in `tree`, in order, with marks in place of tensors and of the number of samples."""
 
     def run(self, root: nn.Module, tensors: Sequence[Tensor], batch: int) -> list[Tensor]:
-        """Call the submodule as the model does; returns the new tensors in its result.
+        """Call the submodule with these tensors; returns the tensors in its result that are not among them, in order.
 
-        `tensors`: in place of the marks for tensors. `batch`: in place of the batch size.
+        `tensors`, `batch`: the values that replace the marks of tensors and of the batch size.
         """
         rest = iter(tensors)
         leaves = [next(rest) if v is TENSOR else batch if v is _BATCH else v for v in self.leaves]
@@ -50,7 +51,7 @@ class ModuleCall:
 
 @torch.library.custom_op("diffusionpipe::call_module", mutates_args=())
 def _call_module(tensors: list[Tensor], batch: int, recorder: int, call: int) -> list[Tensor]:
-    """A call of a submodule while a model is traced; it never runs."""
+    """The operator that represents a call of a submodule in a trace; it never runs, and would raise AssertionError."""
     raise AssertionError("a traced call runs through its ModuleCall")
 
 
@@ -61,10 +62,12 @@ def _(tensors: list[Tensor], batch: int, recorder: int, call: int) -> list[Tenso
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A tensor's shape; (per sample, constant) of each dimension, one of which is zero."""
+    """The shape of a tensor as a function of the batch size, and its dtype."""
 
     dimensions: tuple[tuple[int, int], ...]
+    """(size for each sample, constant size) of each dimension; one of the two is zero."""
     dtype: torch.dtype
+    """The dtype of the tensor."""
 
     def empty(self, batch: int) -> Tensor:
         return torch.empty([each * batch if each else rest for each, rest in self.dimensions], dtype=self.dtype)
@@ -72,9 +75,10 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The mark of a tensor that a module was given and returns as it is; `index`: its place among those given."""
+    """A mark in place of a tensor in a module's result that is one of the module's own arguments."""
 
     index: int
+    """The index of this argument among the tensors that the module was called with."""
 
 
 @dataclass(slots=True)
@@ -82,19 +86,23 @@ class Recorder:
     """The submodules that a forward calls, with the shapes and the structure of each call's result. Mutable."""
 
     modules: list[str] = field(default_factory=list)
+    """The name of the submodule of each call, in order."""
     written: list[list[_Shape]] = field(default_factory=list)
+    """The shapes of each call's new tensors; `find_shapes` sets them."""
     returned: list["CallResult"] = field(default_factory=list)
+    """The result of each call, at the first batch size."""
     results: list[list[tuple[tuple[int, ...], torch.dtype]]] = field(default_factory=list)
+    """(shape, dtype) of each call's new tensors: all calls at the first batch size, then all at the second."""
     known: dict[Hashable, "CallResult"] = field(default_factory=dict)
-    """The results of modules of a kind for arguments of a kind."""
+    """Key of a kind of module and its arguments -> the result."""
 
 
 RECORDERS: dict[int, Recorder] = {}
-"""Recorders of the traces that are under way: an operator's fake implementation has no other way to find its own."""
+"""Id of a recorder -> the recorder, for all traces that are under way; the operator's fake implementation reads it."""
 
 
 def call_of(seen: SeenCall, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
-    """A caught call with marks in place of its tensors, and these tensors in order.
+    """(the caught call with marks in place of its tensors and of the batch size, its tensors in order).
 
     Raises ModelError for a number that depends on the batch but is not its size.
     """
@@ -111,12 +119,14 @@ class CallResult:
     """The structure of a call's result, with shape, strides and dtype of each new tensor in place of it."""
 
     tree: pytree.TreeSpec
+    """The structure of the result's values."""
     template: list[object]
+    """The values, in order, with the mark `TENSOR` for a new tensor and `Passed` for one of the arguments."""
     made: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     """Shape, strides and dtype of each new tensor."""
 
     def of(self, given: Sequence[Tensor], made: Iterable[Tensor]) -> Any:
-        """The result with other tensors: `given` were the call's arguments, `made` are the new ones."""
+        """The result of such a call: `given` are the tensors of its arguments, `made` its new tensors, in order."""
         rest = iter(made)
         values = [
             next(rest) if value is TENSOR else given[value.index] if isinstance(value, Passed) else value
@@ -126,7 +136,7 @@ class CallResult:
 
 
 def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: SeenCall) -> Any:
-    """The result of a caught call, which is made if it is the first of its kind; notes shapes in the recorder.
+    """The result of a caught call, which is only made if it is the first of its kind; notes shapes in the recorder.
 
     Modules of one kind, such as most blocks of a model, return the same for arguments of the same shapes. So one of
     them is called for all. `index`: 0 for the first batch size, 1 for the second. `kinds`: `leaves.kind_of` of each
@@ -152,9 +162,9 @@ def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: 
 
 
 def _argument(leaf: object, first: Mapping[int, int]) -> Hashable:
-    """A key of an argument that decides the result of a module; equal to no other key for one that is not understood.
+    """A key of a call's argument: with equal keys, results have the same shapes. An unknown kind gets a unique key.
 
-    `first`: id of a tensor -> its first place among all.
+    `first`: id of a tensor -> its first index among the tensors of the call.
     """
     if isinstance(leaf, Tensor):
         return first[id(leaf)], tuple(leaf.shape), leaf.stride(), leaf.dtype

@@ -21,27 +21,27 @@ from diffusionpipe.models.cut.leaves import fake_tensors
 from diffusionpipe.models.graphs.graph import Layer, LayerGraph
 
 _BATCHES = (2, 3)
-"""Two numbers of samples tell where a tensor has them."""
+"""The numbers of samples of two runs, which show the dimension of a tensor that counts samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """The value that a child returns."""
+    """The value that a child returns, or the input, as tensors of the graph."""
 
     names: tuple[str, ...]
     """The names of its tensors in the graph."""
     dimensions: tuple[int, ...] = (0,)
     """The dimension of each tensor along which its samples lie, by tensor."""
     tree: pytree.TreeSpec | None = None
-    """The structure that the tensors form together; None for a tensor alone."""
+    """The structure (tuples, dictionaries) in which the tensors are returned; None for a tensor alone."""
 
     def parts(self, value: Any) -> tuple[Tensor, ...]:
-        """The tensors of the graph."""
+        """The graph's tensors of such a value: its tensors in order, with their samples in dimension 0."""
         leaves = pytree.tree_leaves(value)
         return tuple(leaf.movedim(d, 0) if d else leaf for leaf, d in zip(leaves, self.dimensions, strict=True))
 
     def whole(self, parts: Sequence[Tensor]) -> Any:
-        """The whole value that the child returned, with these tensors."""
+        """The value in the child's own structure, from the graph's tensors: the inverse of `parts`."""
         leaves = [part.movedim(0, d) if d else part for part, d in zip(parts, self.dimensions, strict=True)]
         return leaves[0] if self.tree is None else pytree.tree_unflatten(leaves, self.tree)
 
@@ -60,7 +60,7 @@ def sequential_graph(
     a child that returns several tensors the second one is "hidden.0.1", and so on.
 
     Raises:
-        ModelError: a child returns a tensor that no dimension of which has a number for each sample.
+        ModelError: a child returns a tensor in which no dimension counts the samples, or another value.
     """
     values = list(_values(module, _spec("input", inputs)))
     layers = [
@@ -95,7 +95,7 @@ def _spec(name: str, spec: TensorSpec | tuple[int, ...]) -> TensorSpec:
 
 
 def _values(module: nn.Sequential, inputs: TensorSpec) -> Iterator[_Value]:
-    """The input, and the value of each child; where a child cannot run, a tensor, for `describe` to say why."""
+    """The input, then the value of each child; a tensor each if a child cannot run, which `describe` then refuses."""
     names = [f"hidden.{index}" for index in range(len(module) - 1)] + ["prediction"]
     yield _Value(("input",))
     mode = FakeTensorMode(allow_non_fake_inputs=True)

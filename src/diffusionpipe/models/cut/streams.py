@@ -17,12 +17,12 @@ from diffusionpipe.models.graphs.graph import Layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStreams:
-    """Names of a transformer's children that embed time, text and picture, and of those that another layer calls."""
+    """The names of a transformer's children that embed time, text and picture, and of children without a layer."""
 
     first: tuple[str, str, str]
     """The modules whose layers come first: they embed the time, the text and the picture."""
     joined: tuple[str, ...]
-    """The modules that are called by the layer that reads their result."""
+    """The modules without a layer of their own: each is called by the layer that reads its result."""
 
 
 def named_streams(layers: Sequence[Layer], streams: BlockStreams, inputs: Collection[str]) -> tuple[Layer, ...]:
@@ -48,7 +48,7 @@ def named_streams(layers: Sequence[Layer], streams: BlockStreams, inputs: Collec
 
 
 def _renamed(layer: Layer, names: Mapping[str, str], order: Sequence[str]) -> Layer:
-    """The layer with other names of tensors, its reads in `order`, its writes by name."""
+    """The layer with its tensors renamed by `names`, old -> new, its reads in `order` if given, its writes sorted."""
     run = layer.run
     assert isinstance(run, GluedRun)
     reads = [(names.get(name, name), node) for name, node in zip(layer.reads, run.reads, strict=True)]

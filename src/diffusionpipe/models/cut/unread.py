@@ -24,8 +24,8 @@ from diffusionpipe.models.graphs.graph import attribute
 def unread_parameters(root: nn.Module, exported: Exported, needed: Sequence[fx.Node]) -> set[nn.Parameter]:
     """The trained parameters of submodules on which the forward's output does not depend.
 
-    `needed`: the nodes on which it does. Only calls of which some results are not read are looked at; nothing is
-    computed.
+    `needed`: the nodes of the trace on which it depends. Only calls of which some results are not read are looked at;
+    nothing is computed.
     """
     kept = set(needed)
     calls = {node: exported.call(node) for node in needed if node.target is CALL}
@@ -40,7 +40,10 @@ def unread_parameters(root: nn.Module, exported: Exported, needed: Sequence[fx.N
 
 
 def _without_gradient(root: nn.Module, call: ModuleCall, node: fx.Node, read: Sequence[int]) -> set[nn.Parameter]:
-    """The parameters of the call's module on which none of these results depends."""
+    """The trained parameters of the call's module on which no result with an index in `read` depends.
+
+    `node`: the call in the trace.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     module = attribute(root, call.module)
@@ -60,6 +63,6 @@ def _without_gradient(root: nn.Module, call: ModuleCall, node: fx.Node, read: Se
 
 
 def _example(traced: Tensor) -> Tensor:
-    """A tensor of the traced one's shape, for the batch that the trace was made with."""
+    """An empty tensor of a traced tensor's shape and dtype, with the batch size that the trace was made with."""
     sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in traced.shape]
     return torch.empty(sizes, dtype=traced.dtype)

@@ -43,10 +43,10 @@ def class_unet_graph(
     dtype: str = "float32",
     low: LowResolution | None = None,
 ) -> LayerGraph:
-    """The layer graph of a class-conditional U-Net, "unet", for square pictures (C, resolution, resolution).
+    """The layer graph of a class-conditional U-Net, the component "unet", for pictures (C, resolution, resolution).
 
     The raw input "labels" holds class numbers. The last row of the class embedding stands for no class. `low`: the
-    small pictures that it reads; None for the first model of a cascade.
+    small pictures that a model of super-resolution reads; None for the first model of a cascade.
 
     Raises ModelError for everything in the configuration that the layers would not run exactly.
     """
@@ -82,7 +82,7 @@ def class_unet_graph(
 
 
 def is_super_resolution(config: Mapping[str, object]) -> bool:
-    """Whether a U-Net's configuration has twice as many inputs as outputs, for an enlarged picture."""
+    """Whether a U-Net's configuration has twice as many input as output channels: it also reads an enlarged picture."""
     read, written = config.get("in_channels", 3), config.get("out_channels", 3)
     return isinstance(written, int) and read == 2 * written
 

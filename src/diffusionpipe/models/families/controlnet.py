@@ -55,9 +55,8 @@ def controlnet_graph(
 ) -> LayerGraph:
     """The layer graph over "text_encoder", "vae", "unet" and "controlnet" for square pictures of `resolution` pixels.
 
-    `clip`: for pictures of this size instead.
-
-    The raw input "condition" is the picture that steers, with values in [0, 1].
+    `clip`: the size of pictures, in place of `resolution`. The raw input "condition" is the conditioning picture, with
+    values in [0, 1].
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """
@@ -129,7 +128,10 @@ def _controlnet_problems(controlnet: Any, unet: Any, vae: Any) -> list[str]:
 
 
 def _denoiser_layers(unet: Any, controlnet: Any, size: Sequence[int]) -> tuple[Layer, ...]:
-    """The locked way down and middle, the ControlNet, the locked way up with the zero convolutions."""
+    """The layers of the denoiser: locked way down and middle, ControlNet, locked way up with zero convolutions.
+
+    `size`: height and width of the latents.
+    """
     locked = UNet(model=unet)
     trained = UNet(model=controlnet, component="controlnet", time="controlnet.temb")
     down = down_steps(locked)
@@ -153,9 +155,10 @@ def _denoiser_layers(unet: Any, controlnet: Any, size: Sequence[int]) -> tuple[L
 
 
 def _controlled(decoder: Iterable[Layer], copy_of: Mapping[str, str]) -> Iterator[Layer]:
-    """The layers up, each after the zero convolutions of the trained copies of what it reads, which it adds.
+    """The layers of the way up, each after the zero convolutions whose results are added to the tensors that it reads.
 
-    So what crosses a cut of the way up is the copy, and it goes straight from its writer to where it is added.
+    `copy_of`: tensor of the locked U-Net -> its trained copy. A zero convolution reads the copy. So only the copy
+    crosses a cut of the way up, straight from the layer that writes it.
     """
     # The middle, which is first in `copy_of`, has a convolution of its own.
     zeros = [f"controlnet_down_blocks.{i}" for i in range(len(copy_of) - 1)]
@@ -194,7 +197,7 @@ def _run_zero(zero: str, controlnet: nn.Module, hidden: Tensor) -> tuple[Tensor,
 def _run_summed(
     run: Callable[..., tuple[Tensor, ...]], places: tuple[int, ...], unet: nn.Module, *tensors: Tensor
 ) -> tuple[Tensor, ...]:
-    """Runs the layer with the last tensors added to those at `places`."""
+    """Call the layer's `run` with the last tensors, one for each of `places`, added to the tensors at these indices."""
     split = len(tensors) - len(places)
     summed = list(tensors[:split])
     for place, residual in zip(places, tensors[split:], strict=True):

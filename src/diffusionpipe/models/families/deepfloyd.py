@@ -49,7 +49,7 @@ def deepfloyd_graph(
 ) -> LayerGraph:
     """The layer graph over "text_encoder" and "unet" for square pictures of `resolution` pixels.
 
-    `low`: the small pictures that it reads; None for the first model of a cascade.
+    `low`: the small pictures that a model of super-resolution reads; None for the first model of a cascade.
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """
@@ -139,7 +139,7 @@ def _problems(unet: Any, text_encoder: Any, channels: int, low: LowResolution | 
 
 
 def problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> list[str]:
-    """Sentences why the U-Net cannot read pictures of `resolution` pixels a side, or the small ones; [] if it can."""
+    """Sentences that say why the U-Net cannot read pictures of this side, or the small ones, `low`; [] if it can."""
     problems = []
     factor = 2 ** (len(unet.config.block_out_channels) - 1)
     if resolution % factor:
@@ -153,7 +153,7 @@ def problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> 
 
 
 def augmentation_inputs(picture: tuple[int, ...], dtype: str) -> tuple[TensorSpec, ...]:
-    """The raw inputs that noise small pictures: noise (C, H, W) and a uniform number for each sample.
+    """Descriptions of the raw inputs that noise small pictures: noise (C, H, W) and a uniform number a sample.
 
     `picture`: the shape (C, H, W) of the enlarged picture.
     """
@@ -164,7 +164,8 @@ def augmentation_inputs(picture: tuple[int, ...], dtype: str) -> tuple[TensorSpe
 def augmentation_layer(low: LowResolution, component: str) -> Layer:
     """The layer that makes the small picture, enlarges and noises it: it writes "upsampled" and "noise_level".
 
-    The level is below the share `low.augmentation` of all levels. `component`: the name of the `noise_levels`.
+    The level is among the lowest `low.augmentation` of all levels, a share. `component`: the name of the component that
+    holds the `noise_levels`.
     """
     return Layer(
         name=f"{component}.upsampled",
@@ -194,7 +195,7 @@ def reduced(pixels: Tensor, resolution: int) -> Tensor:
 
 
 def enlarged(pixels: Tensor, resolution: int) -> Tensor:
-    """Small pictures enlarged to `resolution` pixels a side as diffusers' pipeline does it, (B, C, R, R)."""
+    """The pictures enlarged to `resolution` pixels a side, as in diffusers' pipeline, (B, C, R, R)."""
     return interpolate(pixels, size=(resolution, resolution), mode="bilinear", align_corners=True)
 
 
@@ -205,7 +206,7 @@ def noised_at(levels: Objective, pixels: Tensor, noise: Tensor, level: int) -> T
 
 
 def noise_levels(scheduler: Mapping[str, object]) -> Objective:
-    """The objective that adds the augmentation's noise, from the configuration of a diffusers scheduler."""
+    """The objective that adds the augmentation's noise, made of the configuration of a diffusers scheduler."""
     return Objective(ObjectiveSettings(), scheduler)
 
 

@@ -27,44 +27,44 @@ from diffusionpipe.models.parts.t5 import t5_layers, t5_problems
 
 _CLIP = Prompt(length=77)
 _EXACT = ("timesteps", "frame_rate")
-"""Raw inputs that are read as they are, for any type of the weights."""
+"""The raw inputs that are not cast to the dtype of the weights."""
 Call = Callable[..., Tensor]
 Components = Mapping[str, Any]
 Shape = Sequence[int]
 """The shape of a sample's latents."""
 Masks = Callable[[Any, Picture, str], MaskedInputs]
-"""`masks(vae, size of pictures, dtype of the floating raw inputs)`."""
+"""`masks(vae, size of pictures, dtype of the floating raw inputs)` -> the layers and inputs of a mask."""
 Need = Callable[[Components, int], tuple[object, str]]
-"""`need(components, channels of latents)`: the value that a field of a configuration needs, and why."""
+"""`need(components, channels of latents)` -> (value that a field of a configuration must have, the reason)."""
 
 
 def latents(factor: int = 1, why: str = "the channels of the VAE's latents") -> Need:
-    """A need for `factor` times the channels of the VAE's latents; `why` is said in errors."""
+    """A `Need` of `factor` times the number of channels of the VAE's latents; `why`: the reason, for errors."""
     return lambda components, channels: (channels * factor, why)
 
 
 def patches(side: int) -> Need:
-    """A need for the channels of a patch of `side` x `side` latents."""
+    """A `Need` of the number of channels of a patch of `side` x `side` latents."""
     return latents(side**2, "a patch of the VAE's latents")
 
 
 def text_width(components: Components, channels: int) -> tuple[object, str]:
-    """(hidden size of "text_encoder", its name for errors), as a `Need` gives them."""
+    """The `Need` of the hidden size of "text_encoder": (this size, its name for errors)."""
     return components["text_encoder"].config.get_text_config().hidden_size, "the width of the text encoder"
 
 
 def t5_width(component: str) -> Need:
-    """A need for the width of the states of the T5 with this component name."""
+    """A `Need` of the width of the states of the T5 with this component name."""
     return lambda components, channels: (components[component].config.d_model, "the width of T5")
 
 
 def pooled_width(component: str) -> Need:
-    """A need for the width of the pooled embedding of the CLIP with this component name."""
+    """A `Need` of the width of the pooled embedding of the CLIP with this component name."""
     return lambda components, channels: (components[component].config.hidden_size, "the width of CLIP")
 
 
 def exactly(value: object, why: str = "the patches of the published models") -> Need:
-    """A need for this one value, the same for all components; `why` is said in errors."""
+    """A `Need` of this one value, the same for all components; `why`: the reason, for errors."""
     return lambda components, channels: (value, why)
 
 
@@ -77,8 +77,9 @@ class Text:
     prompt: Prompt | None
     """The texts that its tokenizer reads, and their length; None: plain captions, as long as the encoder can read."""
     component: str = "text_encoder"
+    """The name of its component."""
     states: Call | None = None
-    """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5."""
+    """`states(encoder, ids, mask)` -> the states that the transformer reads; None: last states of a T5."""
     stacked: int = 1
     """The number of layers whose states are joined side by side in the result of `states`."""
     sees_padding: bool = False
@@ -86,8 +87,11 @@ class Text:
     is_pooled: bool = False
     """Whether the pooled embedding of a CLIP is read, which sees padding."""
     ids: str = "input_ids"
+    """The raw input with the ids of its tokens."""
     mask: str = "input_mask"
+    """The raw input that is 0 at tokens of padding."""
     writes: str = "text_states"
+    """The tensor of its states, or of its pooled embedding."""
     then: Layer | None = None
     """A layer after this encoder's, which joins the results of the encoders so far."""
 
@@ -95,7 +99,7 @@ class Text:
 def pooled_clip(component: str, prompt: Prompt | None = _CLIP, **more: Any) -> Text:
     """A text encoder of class CLIPTextModel whose pooled embedding is read as "pooled_text".
 
-    `more`: other fields of `Text`, which go before these.
+    `more`: other fields of `Text`, which may also replace these.
     """
     ids = component.replace("text_encoder", "input_ids")
     told = {"kind": "CLIPTextModel", "writes": "pooled_text", **more}
@@ -103,9 +107,9 @@ def pooled_clip(component: str, prompt: Prompt | None = _CLIP, **more: Any) -> T
 
 
 def t5(component: str, length: int, **more: Any) -> Text:
-    """A T5 that reads padding like other tokens, whose states are read as "text_states".
+    """A text encoder of class T5EncoderModel that reads padding like other tokens and writes "text_states".
 
-    `length`: tokens of a caption. `more`: other fields of `Text`.
+    `length`: the number of tokens of a caption. `more`: other fields of `Text`.
     """
     ids = component.replace("text_encoder", "input_ids")
     prompt = Prompt(length=length, side=None)
@@ -121,12 +125,13 @@ class Described:
     transformer: str
     """Class of the transformer."""
     texts: tuple[Text, ...]
+    """Its text encoders."""
     predict: Call
     """`predict(transformer, noisy=, timesteps=, **reads)` -> prediction, of the shape of the noisy latents."""
     reads: tuple[str, ...]
     """The tensors that the transformer reads beside noisy latents and times: states and masks of texts."""
     patch: int | None
-    """Side of a patch; None: the transformer's configuration has it."""
+    """Side of a patch of latents that is one token; None: it is in the transformer's configuration."""
     guidance: float
     """Scale of classifier-free guidance of diffusers' pipeline."""
     embedded_guidance: float | None = None
@@ -135,11 +140,11 @@ class Described:
     frame_rate: float | None = None
     """Frames of a second that the model reads by default, as in `Family`."""
     needs: Mapping[str, Need]
-    """Field of the transformer's configuration -> what it needs."""
+    """Field of the transformer's configuration -> the value that it must have."""
     call: PipelineCall | None = None
-    """How diffusers' pipeline draws with it; None: our own loop draws."""
+    """The call of diffusers' pipeline to draw with it; None: our own loop draws."""
     problems: Callable[[Components, Shape], list[str]] = lambda components, latents: []
-    """A function that finds other faults of the components, and of the shape of latents."""
+    """`problems(components, shape of latents)` -> sentences about other faults of them."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws by default, as in `Family`."""
     absent: tuple[str, ...] = ()
@@ -149,15 +154,15 @@ class Described:
     has_adapters: bool = True
     """Whether diffusers' pipeline loads adapters, so that they can be trained and exported, as in `Family`."""
     streams: BlockStreams | None = None
-    """Names of layers and tensors that differ from those of `cut`."""
+    """The children whose layers and tensors get other names than `cut` gives them; None: all names are from `cut`."""
     masks: Callable[[Any, Any], Masks | None] | None = None
-    """`masks(vae, transformer)` -> the layers of masks of a transformer with the channels of one that fills holes."""
+    """`masks(vae, transformer)` -> the function that makes the layers of masks; None if it reads no mask."""
     has_even_sigmas: bool = False
     """Whether diffusers' pipeline gives a flow's scheduler evenly spaced noise levels, as in `LayerGraph`."""
 
 
 def family(described: Described) -> Family:
-    """The entry of the registry of families for a described family."""
+    """The `Family`, for the registry of families, of a described one."""
     return Family(
         components={
             **{text.component: text.kind for text in described.texts},
@@ -181,7 +186,7 @@ def family(described: Described) -> Family:
 
 
 def _unfit(needs: Mapping[str, Need], components: Components, channels: int) -> list[str]:
-    """A problem for each field of the transformer's configuration that does not have the value that it needs."""
+    """A sentence for each field of the transformer's configuration that does not have the value that it needs."""
     config = components["transformer"].config
     wanted = {field: need(components, channels) for field, need in needs.items()}
     return [
@@ -192,7 +197,7 @@ def _unfit(needs: Mapping[str, Need], components: Components, channels: int) -> 
 
 
 def _plain(value: object) -> object:
-    """Lists of JSON as the tuples of constructors."""
+    """The value, or a tuple in place of a list: JSON has lists where constructors have tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -216,9 +221,9 @@ def described_graph(
     dtype: str = "float32",
     clip: Clip | None = None,
 ) -> LayerGraph:
-    """The layer graph over text encoders, "vae" and "transformer" for square pictures, which are clips of one frame.
+    """The layer graph over text encoders, "vae" and "transformer" for square pictures of `resolution` pixels.
 
-    `clip`: for clips of this size instead.
+    `clip`: the size of pictures or clips, in place of `resolution`. A picture is a clip of one frame.
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """
@@ -271,7 +276,7 @@ def described_graph(
 
 
 def _cut(described: Described, transformer: Any, read: Mapping[str, Tensor]) -> tuple[Layer, ...]:
-    """The transformer's layers, which read these tensors."""
+    """The layers of the transformer, which read the tensors named in `read`, examples of which are given."""
     wide = next(p.dtype for p in transformer.parameters() if p.is_floating_point())
     narrowed, streams = partial(_narrowed, described.predict, wide), described.streams
     if streams is None:
@@ -280,7 +285,7 @@ def _cut(described: Described, transformer: Any, read: Mapping[str, Tensor]) -> 
 
 
 def _problems(described: Described, components: Components, latents: Sequence[int]) -> list[str]:
-    """The faults of the components and of the latents' shape, (C, ..., H, W)."""
+    """Sentences about faults of the components and of the latents' shape, (C, ..., H, W); [] if there are none."""
     problems = _unfit(described.needs, components, latents[0]) + described.problems(components, latents)
     for text in described.texts:
         if text.is_pooled:
@@ -296,12 +301,12 @@ def _problems(described: Described, components: Components, latents: Sequence[in
 
 
 def _patch(described: Described, transformer: Any) -> int:
-    """Side of the square of latents that is a token."""
+    """The side of the square of latents that is one token of the transformer."""
     return transformer.config.patch_size if described.patch is None else described.patch
 
 
 def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Tensor) -> Tensor:
-    """Latents and states in the dtype of the weights; times and rates stay as they are."""
+    """The prediction of `predict` for these tensors, cast to the dtype of the weights but for times and frame rates."""
     wanted = {
         name: tensor.to(dtype) if tensor.is_floating_point() and name not in _EXACT else tensor
         for name, tensor in tensors.items()

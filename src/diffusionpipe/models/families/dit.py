@@ -141,7 +141,10 @@ def _run_block(name: str, transformer: nn.Module, hidden: Tensor, timesteps: Ten
 
 
 def _run_first_block(name: str, transformer: nn.Module, hidden: Tensor, conditioning: Tensor) -> Tensor:
-    """The block written out, because diffusers' own always embeds time and class itself."""
+    """The result of the first block, (B, T, D), for an embedding of time and class that is given.
+
+    It is written out here, because diffusers' own block always embeds time and class itself.
+    """
     block: Any = attribute(transformer, name)
     norm = block.norm1
     modulation = norm.linear(norm.silu(conditioning))  # (B, 6D)

@@ -71,4 +71,4 @@ _DESCRIBED = Described(
 )
 FAMILY = family(_DESCRIBED)
 FILL = family(replace(_DESCRIBED, embedded_guidance=30.0))
-"""FLUX.1 Fill, which diffusers' pipeline draws at another guidance."""
+"""The family of FLUX.1 Fill, which differs from FLUX.1 in the guidance with which diffusers' pipeline draws."""

@@ -50,8 +50,8 @@ def flux2(*, kind: str, prompt: Prompt, layers: tuple[int, int, int], **more: An
     Args:
         kind: class of the text encoder.
         prompt: the texts that it reads.
-        layers: after which of its layers states are read, diffusers' `text_encoder_out_layers`.
-        more: guidance, and the guidance of distilled models.
+        layers: the numbers of its layers after which states are read, diffusers' `text_encoder_out_layers`.
+        more: other fields of `Described`: guidance, and the guidance of distilled models.
     """
     return Described(
         vae="AutoencoderKLFlux2",

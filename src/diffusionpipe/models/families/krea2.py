@@ -11,7 +11,7 @@ from diffusionpipe.models.families.described import Described, Text, exactly, fa
 from diffusionpipe.models.families.qwen_image import PREFIX, SUFFIX
 
 _LAYERS = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
-"""Numbers of the encoder's hidden states that the transformer reads."""
+"""The indices in the encoder's `hidden_states` of the states that the transformer reads."""
 _PROMPT = Prompt(length=512 + 34, template=PREFIX + "{}", suffix=SUFFIX, dropped=34)
 """The prompt that diffusers' pipeline encodes around a caption, with its `max_sequence_length` of 512."""
 

@@ -19,7 +19,7 @@ from diffusionpipe.models.families.described import (
 
 _PATCH = 1
 _FRAMES, _SHRINK = 8, 32
-"""Frames and side of a token in pixels. Places are measured in seconds and pixels."""
+"""The number of frames of a token, and its side in pixels; positions are measured in seconds and pixels."""
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, frame_rate: Tensor, **texts: Tensor) -> Tensor:

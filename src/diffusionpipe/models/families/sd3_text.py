@@ -15,7 +15,7 @@ from diffusionpipe.models.graphs.graph import Layer
 
 _CLIPS, _T5 = ("text_encoder", "text_encoder_2"), "text_encoder_3"
 _LENGTH = 256
-"""Tokens that T5 reads, as diffusers' pipeline does by default."""
+"""The number of tokens that T5 reads, diffusers' default."""
 
 
 def texts() -> tuple[Text, ...]:
@@ -32,12 +32,12 @@ def texts() -> tuple[Text, ...]:
 
 
 def pooled_width(components: Components, _: int) -> tuple[object, str]:
-    """(width of both CLIPs' pooled embeddings together, its name for errors), as a `Need` gives them."""
+    """The `Need` of the width of both CLIPs' pooled embeddings together: (this width, its name for errors)."""
     return sum(components[name].config.projection_dim for name in _CLIPS), "the width of both pooled embeddings"
 
 
 def width_problems(components: Components) -> list[str]:
-    """A sentence if the CLIPs' states together are wider than T5's, to which they are padded; else []."""
+    """[a sentence] if the CLIPs' states side by side are wider than T5's, to which they are padded; else []."""
     clips, width = sum(components[name].config.hidden_size for name in _CLIPS), components[_T5].config.d_model
     return [f"the CLIP encoders' states of width {clips} exceed T5's width {width}"] if clips > width else []
 

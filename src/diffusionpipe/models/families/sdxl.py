@@ -45,10 +45,8 @@ def sdxl_graph(
 ) -> LayerGraph:
     """The layer graph over "text_encoder", "text_encoder_2", "vae" and "unet" for square pictures of `resolution`.
 
-    `clip`: for pictures of this size instead.
-
-    The raw input "time_ids" holds the original height and width, the top and left of the crop, and the height and width
-    wanted.
+    `clip`: the size of pictures, in place of `resolution`. The raw input "time_ids" holds the original height and
+    width, the top and left of the crop, and the height and width wanted.
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """
@@ -105,7 +103,7 @@ FAMILY = Family(
     zeroed="force_zeros_for_empty_prompt",
 )
 INPAINT = replace(FAMILY, places=None)
-"""The pipeline that fills holes: no coordinates fit beside the channels of a mask."""
+"""The family of the inpainting pipeline: it cannot be trained on patches, because it reads a mask."""
 
 
 def _unet_problems(unet: Any, vae: Any, first: Any, second: Any) -> list[str]:

@@ -30,7 +30,7 @@ def stable_diffusion_graph(
 ) -> LayerGraph:
     """The layer graph over "text_encoder", "vae" and "unet" for square pictures of `resolution` pixels.
 
-    `clip`: for pictures of this size instead.
+    `clip`: the size of pictures, in place of `resolution`.
 
     Sets training mode and requires_grad of the components. `dtype` is the type of the floating raw inputs, of the
     latents and of the loss: "float32", or "float64" for tests.
@@ -82,4 +82,4 @@ FAMILY = Family(
     has_clip_skip=True,
 )
 INPAINT = replace(FAMILY, places=None)
-"""The pipeline that fills holes: no coordinates fit beside the channels of a mask."""
+"""The family of the inpainting pipeline: it cannot be trained on patches, because it reads a mask."""

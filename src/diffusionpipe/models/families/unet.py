@@ -53,10 +53,10 @@ def unet_problems(
     addition: str | None = None,
     may_fill: bool = False,
 ) -> list[str]:
-    """Sentences about a U-Net's, or a ControlNet's, configuration that the layers would not run exactly; [] if none.
+    """Sentences about settings in a U-Net's or ControlNet's configuration that its layers do not support; [] if none.
 
-    `text_width` is the width of the text states, `addition` the input that is embedded beside the time. `may_fill`: it
-    may have the channels of a model that fills holes.
+    `text_width` is the width of the text states, `addition` the kind of input that is embedded beside the time
+    (`addition_embed_type`). `may_fill`: it may have the input channels of a model for inpainting.
     """
     config = unet.config
     problems = unsupported(component, config, {**_ALLOWED, "addition_embed_type": (addition,)})
@@ -79,18 +79,20 @@ def unet_problems(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UNet:
-    """A U-Net or a ControlNet with its component's name, its time's tensor, and whether it fills holes."""
+    """A U-Net or a ControlNet, with the names of its component and of its tensor of the embedded time."""
 
     model: Any
+    """The module: diffusers' U-Net or ControlNet."""
     component: str = "unet"
+    """The name of its component."""
     time: str = "temb"
-    """The tensor of the embedded time."""
+    """The name of the tensor of the embedded time."""
     reads_mask: bool = False
-    """Whether it fills holes."""
+    """Whether it is for inpainting, so that it reads the mask channels."""
 
 
 def time_layer(unet: UNet) -> Layer:
-    """The layer that reads "timesteps" and writes the embedded time."""
+    """The layer that reads "timesteps" and writes the embedded time, the tensor `unet.time`."""
     return Layer(
         name=f"{unet.component}.time_embedding",
         component=unet.component,
@@ -102,9 +104,9 @@ def time_layer(unet: UNet) -> Layer:
 
 
 def unet_layers(unet: UNet, size: Sequence[int]) -> tuple[Layer, ...]:
-    """The layers from "noisy", of this height and width, to "prediction".
+    """The layers of a U-Net from "noisy" to "prediction", without the time's.
 
-    They read the embedded time and "text_states".
+    They read the embedded time and "text_states" too. `size`: height and width of the latents.
     """
     down = down_steps(unet)
     steps = [step for group in down for step in group]
@@ -113,12 +115,12 @@ def unet_layers(unet: UNet, size: Sequence[int]) -> tuple[Layer, ...]:
 
 
 def down_steps(unet: UNet) -> tuple[tuple[Step, ...], ...]:
-    """The steps from the noisy latents to the middle, in groups, of which the last step writes a skip tensor."""
+    """The steps from the noisy latents to the middle, in groups; the last step of each group writes a skip tensor."""
     return tuple(_down(unet))
 
 
 def skip_tensors(unet: UNet, down: tuple[tuple[Step, ...], ...]) -> tuple[str, ...]:
-    """The names of the tensors that the way down hands to the way up, in the order in which they are written."""
+    """The names of the skip tensors that the steps of `down_steps` write, in the order in which they are written."""
     return tuple(f"{unet.component}.{group[-1].name}" for group in down)
 
 
@@ -141,9 +143,9 @@ def mid_steps(unet: UNet) -> Iterator[Step]:
 
 
 def up_steps(unet: UNet, skips: tuple[str, ...], size: Sequence[int]) -> Iterator[Step]:
-    """The steps from the middle to the prediction; those named "...resnets.<k>" also read a skip tensor.
+    """The steps from the middle to the prediction; steps named "...resnets.<k>" also read a skip tensor.
 
-    `size`: height and width of the latents.
+    `skips`: the names of the skip tensors. `size`: height and width of the latents.
     """
     model, left = unet.model, list(skips)
     sizes = list(zip(*(_sizes(unet.model, side) for side in size), strict=True))
@@ -184,7 +186,7 @@ def _depth(unet: UNet, attention: str) -> int:
 
 
 def _block(unet: UNet, resnet: str, attention: str | None, *skip: str) -> Iterator[Step]:
-    """A residual block with the attention after it; on the way up it reads a skip tensor."""
+    """The steps of a residual block and the attention after it; on the way up it reads the tensor `skip`."""
     is_deep = attention is not None and _depth(unet, attention) > 1
     here = None if is_deep else attention
     yield Step(
@@ -199,7 +201,7 @@ def _block(unet: UNet, resnet: str, attention: str | None, *skip: str) -> Iterat
 
 
 def _transformer(unet: UNet, before: str, attention: str) -> Iterator[Step]:
-    """An attention, one transformer block a step; the last adds what the step named `before` wrote."""
+    """The steps of an attention, one for each transformer block; the last adds the tensor of the step `before`."""
     depth = _depth(unet, attention)
     first, *between, last = (f"{attention}.transformer_blocks.{k}" for k in range(depth))
     modules = (f"{attention}.norm", f"{attention}.proj_in", first)
@@ -215,7 +217,10 @@ def _transformer(unet: UNet, before: str, attention: str) -> Iterator[Step]:
 
 
 def _sizes(unet: Any, size: int) -> list[int]:
-    """Heights (widths) of the skip tensors: where one is odd, diffusers makes the upsampler hit it, not doubling."""
+    """The heights (or widths) of the skip tensors, in the order in which they are written, for latents of this height.
+
+    Where one is odd, diffusers gives the upsampler its size, because doubling would miss it.
+    """
     sizes = [size]
     for block in unet.down_blocks:
         sizes += [sizes[-1]] * len(block.resnets)
@@ -231,7 +236,7 @@ def _embed_time(unet: Any, timesteps: Tensor) -> tuple[Tensor, ...]:
 
 
 def conv_in(unet: Any, noisy: Tensor, *more: Tensor) -> Tensor:
-    """The result of the first convolution for the noisy latents with `more` channels after theirs."""
+    """The result of the first convolution for the noisy latents; `more`: tensors with channels after theirs."""
     wide = torch.cat([noisy, *(channels.to(noisy.dtype) for channels in more)], dim=1) if more else noisy
     hidden: Tensor = unet.conv_in(wide.to(dtype_of(unet.conv_in)))
     return hidden

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 PATCH, SIZE = 2, "2-1"
-"""The side of a patch, and the name of its layers."""
+"""The side of a patch, and the key of its layers in the transformer."""
 _MULTIPLE = 32
-"""Tokens of pictures and of captions are filled up to multiples of this."""
+"""The numbers of tokens of pictures and of captions are increased, by padding, to multiples of this number."""
 
 
 def predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
-    """The velocity (B, C, H, W) that Z-Image's transformer predicts for noisy latents (B, C, H, W)."""
+    """The velocity (B, C, H, W) that Z-Image's transformer predicts for noisy latents (B, C, H, W).
+
+    `text_states`: of captions, (B, T, D). `input_mask`: 1 at their tokens, 0 at padding, (B, T).
+    """
     B, C, H, W = noisy.shape
     rows, columns, T = H // PATCH, W // PATCH, text_states.shape[1]
     num_pads = -rows * columns % _MULTIPLE

@@ -20,15 +20,15 @@ from torch._ops import OpOverload
 from diffusionpipe.models.graphs.graph import Layer, modules_of
 
 LARGE = 2**20
-"""Parameters of a layer that is not run with real weights, because that takes long; but see `_ORDERED`."""
+"""The number of weights above which a layer is not run with real weights, which takes long; but see `_ORDERED`."""
 _STATISTICS = nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase
 _ORDERED = nn.RNNBase, nn.MultiheadAttention
-"""Modules that read dimension 0 as time unless they are told that it is the batch: with them any layer is run."""
+"""Modules that read dimension 0 as time unless `batch_first` is set: then a layer of any size is run."""
 _TOLERANCE = 1e-3
 
 
 def draws(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
-    """Whether an operation of torch draws random numbers when it is called with these arguments, by name."""
+    """Whether an operation of torch draws random numbers when it is called with these arguments, given by name."""
     if torch.Tag.nondeterministic_seeded not in operation.tags:
         return False
     # Dropouts call their probability p, recurrent operations dropout.
@@ -54,22 +54,25 @@ def averages(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
 
 
 def named(operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names in the operation's schema, with defaults for those not given."""
+    """Name in the operation's schema -> argument of a call, with the defaults of arguments that are not given."""
     known = operation._schema.arguments
     defaults = {one.name: one.default_value for one in known if one.has_default_value()}
     return defaults | {one.name: value for one, value in zip(known, args, strict=False)} | dict(kwargs)
 
 
 class Conduct:
-    """Collects faults of layers (drawn numbers, statistics of a batch, writes to buffers) from their operations."""
+    """A collection of layers' faults (drawn numbers, statistics of a batch, writes to buffers), from their operations.
+
+    Mutable: `see` notes them.
+    """
 
     def __init__(self) -> None:
         self._judges: dict[OpOverload, bool] = {}
-        """Operations that have been seen, and whether their arguments matter."""
+        """Operation that was seen -> whether it may draw or mix, depending on its arguments."""
         self._drawn: dict[str, str] = {}
         self._averaged: dict[str, None] = {}
         self.changed: Mapping[nn.Module, str] = {}
-        """Modules whose parameter or buffer of that name was written to."""
+        """Module -> name of its parameter or buffer that was written to."""
 
     def see(self, layer: str, operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note whether an operation of a layer draws random numbers or mixes samples, by the arguments of its call."""
@@ -111,9 +114,10 @@ def _kinds(modules: Iterable[nn.Module]) -> str:
 
 
 def mixes_samples(layer: Layer, component: nn.Module, reads: Sequence[Tensor]) -> bool:
-    """Whether the layer's outputs for one sample depend on another sample; False where it has no real weights, or many.
+    """Whether the layer's outputs for one sample depend on another sample; False if it has no real weights, or many.
 
-    `reads`: tensors of the shapes and dtypes that it reads, with at least two samples; their values do not count.
+    `component`: the module that it runs. `reads`: tensors of the shapes and dtypes that it reads, of at least two
+    samples; their values do not count.
     """
     modules = list(modules_of(layer, component))
     tensors = [t for module in modules for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))]

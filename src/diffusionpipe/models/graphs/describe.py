@@ -30,7 +30,7 @@ _ATTENTION_OF_CPUS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 def describe(
     graph: LayerGraph, batch: int = 2, autocast: torch.dtype | None = None, *, device: str = "cpu"
 ) -> ModelGraph:
-    """The graph's description: shape, dtype and need of a gradient of every tensor, and every layer's parameters.
+    """The graph as a `ModelGraph`: shape, dtype and need of a gradient of every tensor, and each layer's parameters.
 
     `autocast` is the dtype of torch.autocast that the layers will run under on `device` (torch casts other operations
     on a GPU than on a CPU, so the dtypes between layers depend on it); None for none. Parameters that no layer uses,
@@ -111,12 +111,15 @@ def _problems_of_parameters(graph: LayerGraph) -> list[str]:
 
 
 _Weights = Sequence[tuple[nn.Module, dict[str, Any], Mapping[str, Tensor]]]
-"""(module, its table of parameters or of buffers, the tensors that were put there)."""
+"""(module, its dictionary of parameters or of buffers, name -> fake tensor that was put there) of each module."""
 
 
 @contextmanager
 def _fake_weights(components: Mapping[str, nn.Module], device: str) -> Iterator[_Weights]:
-    """Puts fake tensors on `device` in place of all parameters and buffers; must be entered under the fake mode."""
+    """Within the block, all parameters and buffers are fake tensors on `device`, which it yields.
+
+    It must be entered under the fake mode.
+    """
     # nn.Module has no public way to hold a tensor of another device in a parameter's place for a while.
     tables: list[tuple[nn.Module, dict[str, Any]]] = [
         (module, table)
@@ -142,7 +145,7 @@ def _fake_weights(components: Mapping[str, nn.Module], device: str) -> Iterator[
 
 
 def _changed(weights: _Weights) -> dict[nn.Module, str]:
-    """Modules that have written to a parameter or buffer, or have put another one there."""
+    """Module -> name of a parameter or buffer that it has written to, or has replaced, since `_fake_weights` began."""
     return {
         module: name
         for module, table, fakes in weights
@@ -153,7 +156,7 @@ def _changed(weights: _Weights) -> dict[nn.Module, str]:
 
 
 class _Operations(TorchDispatchMode):
-    """Counts the floating-point operations of each layer by torch's formulas, and watches its conduct.
+    """Within its block, it counts each layer's floating-point operations by torch's formulas, and watches its conduct.
 
     torch's own `FlopCounterMode` also attributes them to modules, which takes a third of the time of a description.
     """
@@ -161,8 +164,11 @@ class _Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.layer = ""
+        """The name of the layer that runs; the caller sets it."""
         self.of_layer: Counter[str] = Counter()
+        """Name of a layer -> number of its floating-point operations."""
         self.conduct = Conduct()
+        """The faults of layers."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -181,7 +187,13 @@ class _Operations(TorchDispatchMode):
 def _run_fake(
     graph: LayerGraph, batch: int, autocast: torch.dtype | None, device: str, counter: _Operations | None = None
 ) -> dict[str, Tensor]:
-    """All tensors; `counter` learns which layer runs."""
+    """Name -> tensor, of all tensors of the graph, after a run of `batch` samples on fake tensors.
+
+    `counter`: its field `layer` is set to the layer that runs.
+
+    Raises:
+        ModelError: a layer cannot run, or does not return the tensors that it should.
+    """
     tensors = {
         spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
         for spec in graph.given
@@ -255,7 +267,7 @@ def _problems_of_samples(
 
 
 def _problems_of_backbones(model: ModelGraph) -> list[str]:
-    """Trained layers that belong to no backbone or to two, and trained parameters of two."""
+    """Sentences about trained layers in no backbone or in two, and about trained parameters in two backbones."""
     if len(model.backbones) == 1:
         return []
     homes: dict[str, list[str]] = {}
@@ -289,7 +301,7 @@ def _problems_of_backbones(model: ModelGraph) -> list[str]:
 
 
 def _forms(graph: LayerGraph) -> dict[nn.Parameter, str]:
-    """The form of the codes of every stored matrix."""
+    """Parameter that holds the codes of a stored matrix -> name of its form, for all components."""
     modules = [module for component in graph.components.values() for module in component.modules()]
     stored = [(getattr(module, "codes", None), getattr(module, "form", None)) for module in modules]
     return {codes: str(form) for codes, form in stored if isinstance(codes, nn.Parameter) and isinstance(form, Form)}

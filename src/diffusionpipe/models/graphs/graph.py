@@ -21,20 +21,22 @@ class Layer:
     """One layer of a model, the smallest piece that is profiled and placed: named tensors in, named tensors out."""
 
     name: str
-    """Unique in the graph, e.g. "unet.down_blocks.0.resnets.1"."""
+    """The name of the layer, unique in the graph, e.g. "unet.down_blocks.0.resnets.1"."""
     component: str
-    """Key into `LayerGraph.components`."""
+    """The key in `LayerGraph.components` of the module that `run` gets."""
     reads: tuple[str, ...]
+    """The names of the tensors that it reads."""
     writes: tuple[str, ...]
+    """The names of the tensors that it writes."""
     modules: tuple[str, ...] = ()
     """Dotted names below the component of the submodules or parameters that `run` uses; "" is the component itself."""
     run: Callable[..., tuple[Tensor, ...]]
     """`run(component, *tensors in the order of reads)` returns the tensors in the order of `writes`. Dimension 0 of
     every tensor is the batch. It must not read the global random generator and must not write to its inputs."""
     parts: tuple["Layer", ...] = ()
-    """The same work as several layers, of which the first ones read no drawn numbers; () for most layers."""
+    """Several layers that do the same work one after the other, the first ones without random numbers; () for most."""
     between: tuple[TensorSpec, ...] = ()
-    """The tensors between its parts."""
+    """Descriptions of the tensors that one of the parts writes and another one reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class LayerGraph:
     layers: tuple[Layer, ...]
     """The layers of the graph, in an order in which they can run."""
     components: Mapping[str, nn.Module]
-    """The modules, whole; parameters may be on the meta device. A canonical parameter name is
+    """Component -> its whole module; parameters may be on the meta device. A canonical parameter name is
     "<component>.<name in the component>"."""
     inputs: tuple[TensorSpec, ...]
     """Raw inputs: the tensors that the data loader yields."""
@@ -54,11 +56,11 @@ class LayerGraph:
     """The tensors that backbones read of their own pass before (`Backbone.estimate`): layers read them before the loss
     writes them."""
     widened: frozenset[str] = frozenset()
-    """Canonical names of weights that may have more inputs than a stored model's: its columns are zero for these."""
+    """Canonical names of weights that may have more inputs than in the files: for these inputs the weights are zero."""
     patch: int | None = None
     """Side of the square of latents that is one token of the denoiser; None if it has no tokens."""
     size: Clip | None = None
-    """The size of the samples, where the graph has `others`."""
+    """The size of the samples if the graph has `others`; else None."""
     others: tuple["LayerGraph", ...] = ()
     """The same model over the same modules, built for further sizes of samples. Layers, their reads and writes have the
     same names; the functions differ, because a trace keeps the numbers of the size for which it was made."""
@@ -78,7 +80,7 @@ class LayerGraph:
 
     @property
     def num_tokens(self) -> int | None:
-        """The number of tokens that the denoiser makes of a sample; None if it has none.
+        """The number of tokens that the denoiser makes of a sample; None if it has no tokens.
 
         The graph must have the raw input "noise".
         """
@@ -95,7 +97,7 @@ def num_tokens(latents: Sequence[int], patch: int | None) -> int | None:
 
 
 def canonical_names(components: Mapping[str, nn.Module]) -> dict[nn.Parameter, str]:
-    """The canonical name of every parameter of the components; a tied parameter has the first of its names."""
+    """Parameter -> canonical name, for all components; a tied parameter has the first of its names."""
     names: dict[nn.Parameter, str] = {}
     for component, module in components.items():
         for name, parameter in module.named_parameters():
@@ -105,7 +107,7 @@ def canonical_names(components: Mapping[str, nn.Module]) -> dict[nn.Parameter, s
 
 
 def layer_parameters(graph: LayerGraph, layers: Collection[str]) -> dict[str, nn.Parameter]:
-    """The parameters that these layers use, by canonical name, in the order of the layers."""
+    """Canonical name -> parameter, for the parameters that these layers use, in the order of the layers."""
     names = canonical_names(graph.components)
     return {
         names[parameter]: parameter
@@ -142,7 +144,7 @@ def modules_of(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
 
 
 def attribute(component: nn.Module, name: str) -> object:
-    """The submodule, parameter or buffer of that dotted name; the component itself for "".
+    """The component's submodule, parameter or buffer with this dotted name; the component itself for "".
 
     Raises AttributeError if there is none.
     """

@@ -18,24 +18,25 @@ class KeptTensor:
     """A tensor of the frozen part that a cache can keep: its name, its raw inputs, and the layers that make it."""
 
     name: str
+    """The name of the tensor in the graph."""
     reads: tuple[str, ...]
-    """The raw inputs that it follows from, in the order of the graph."""
+    """The names of the raw inputs on which it depends, in the order of the graph."""
     layers: tuple[Layer, ...]
-    """The layers that make it."""
+    """The layers that compute it from these inputs, in order."""
 
 
 def in_parts(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers, each replaced by its parts if it has some."""
+    """The layers, with each layer that has `parts` replaced by them."""
     return tuple(part for layer in layers for part in (layer.parts or (layer,)))
 
 
 def kept_tensors(
     layers: Sequence[Layer], outputs: Collection[str], inputs: Sequence[str], is_content: Callable[[str], bool]
 ) -> tuple[KeptTensor, ...]:
-    """The last tensors of the frozen part that follow from content alone, through layers with weights.
+    """The last tensors of the frozen part that depend on content alone, through at least one layer with weights.
 
-    `layers`: the frozen part, `in_parts`. `outputs`: its tensors that others read. `inputs`: the raw inputs, of which
-    `is_content` says whether a sample's own files and texts decide them.
+    `layers`: the frozen part, `in_parts`. `outputs`: its tensors that trained layers read. `inputs`: the names of the
+    raw inputs. `is_content(name)`: whether a sample's own files and texts alone decide that raw input.
     """
     origins: dict[str, frozenset[str]] = {name: frozenset({name}) for name in inputs if is_content(name)}
     makers: dict[str, dict[str, Layer]] = {name: {} for name in origins}

@@ -14,9 +14,9 @@ def run_layers(
     *,
     targets: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Runs the layers in order and returns the targets, or, without targets, everything that the layers wrote.
+    """Run the layers in order; returns name -> tensor of the targets, or, without targets, of all that layers wrote.
 
-    `tensors` are those that the layers read from outside. A tensor that is not a target is dropped after its last
+    `tensors`: name -> tensor that the layers read from outside. A tensor that is not a target is dropped after its last
     reader. Every given layer runs; `needed_layers` finds those that the targets need.
     """
     last_reader = {name: index for index, layer in enumerate(layers) for name in layer.reads}
@@ -33,7 +33,10 @@ def run_layers(
 
 
 def needed_layers(layers: Sequence[Layer], targets: Collection[str], given: Collection[str]) -> tuple[Layer, ...]:
-    """The layers, in order, that must run to get the targets from the given tensors; raw inputs need none."""
+    """The layers, in order, that must run to get the targets from the given tensors, both by name.
+
+    A raw input needs no layer, given or not.
+    """
     missing = set(targets) - set(given)
     needed = []
     for layer in reversed(layers):

@@ -8,9 +8,9 @@ from diffusionpipe.models.graphs.graph import attribute
 
 
 def widen(module: nn.Module, name: str, more: int) -> None:
-    """Add `more` input channels after a convolution's own, in place; their weights are zero.
+    """Replace a convolution of `module` by one with `more` further input channels, whose weights are zero.
 
-    `name`: of the convolution below `module`.
+    `name`: the name of the convolution below `module`.
 
     Raises:
         ModelError: there is no plain convolution of that name.
@@ -48,10 +48,10 @@ class WidenedConvolution(nn.Conv2d):
     """
 
     plain: int
-    """The number of first inputs."""
+    """The number of the first input channels, which the convolution had before it was widened."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution of (B, C, H, W), all channels, as (B, C_out, H', W')."""
+        """The result, (B, C_out, H', W'), for an input with all channels, (B, C, H, W)."""
         here, there = self.weight.tensor_split([self.plain], dim=1)
         first, further = input.tensor_split([self.plain], dim=1)
         first = self._conv_forward(first, here, self.bias)  # (B, C_out, H', W')

@@ -15,16 +15,17 @@ from scipy.special import betainccinv, betaincinv, betaln, expit, log_expit
 from torch import Tensor
 
 _REACH = 17.0
-"""The table covers logits from -17 to 17. A float32 number in (0, 1) has its logit within 16.7."""
+"""The largest logit in the table, which begins at -17. A float32 number in (0, 1) has a logit within 16.7."""
 _STEPS = 4096
 
 Array = NDArray[np.float64]
 
 
 def beta_quantile(share: Tensor, a: float, b: float) -> Tensor:
-    """The x below which this share of a beta distribution lies, element by element, in the dtype of `share`.
+    """The quantiles of a beta distribution with parameters a and b, for each number of `share`, in its shape and dtype.
 
-    Shares below 1 / (1 + e^17) = 4e-8 count as that, and those above its complement too.
+    A quantile is the x below which this share of the distribution lies. Shares below 1 / (1 + e^17) = 4e-8 count as
+    this number, and shares above its complement as the complement.
     """
     z_table, slope_table = (torch.from_numpy(table).to(share.device) for table in _table(a, b))
     w = torch.special.logit(share.double()).clamp(-_REACH, _REACH)

@@ -24,11 +24,13 @@ class DynamicShift:
     """A factor of shifted times that depends on the number of tokens of a sample, linearly or exponentially."""
 
     base_tokens: int
+    """The number of tokens of a small picture."""
     base_mu: float
     """The shift mu of pictures of `base_tokens` tokens."""
     max_tokens: int
+    """The number of tokens of a large picture."""
     max_mu: float
-    """mu of `max_tokens`; smaller and larger pictures lie on the same line."""
+    """The shift mu of pictures of `max_tokens` tokens; for all others mu lies on the line through both points."""
     is_exponential: bool
     """Whether the factor is exp(mu); otherwise it is mu."""
 
@@ -48,8 +50,9 @@ class FlowShift:
     """How the times of a flow are shifted towards noise: by a fixed factor, or by one that depends on tokens."""
 
     static: float = 1.0
-    """The factor where `dynamic` is None; 1 shifts nothing."""
+    """The factor if `dynamic` is None; 1 shifts nothing."""
     dynamic: DynamicShift | None = None
+    """The factor that depends on the number of tokens; None: it is `static`."""
     terminal: float = 0.0
     """The time that 0 becomes; all times are stretched linearly from [0, 1] to [terminal, 1] after the shift."""
 
@@ -57,7 +60,7 @@ class FlowShift:
         """The factor F of the shift t -> F t / (1 + (F - 1) t) for a sample of `num_tokens` tokens.
 
         Raises:
-            ModelError: it depends on the number of tokens, but the model has none.
+            ModelError: the factor depends on the number of tokens, but the model has no tokens.
         """
         if self.dynamic is None:
             return self.static
@@ -72,7 +75,7 @@ class FlowShift:
         """The times after the shift, of the same shape; 0 is data and 1 noise.
 
         Raises:
-            ModelError: the factor depends on the number of tokens, but there is none.
+            ModelError: the factor depends on the number of tokens, which is not given.
         """
         factor = self.factor(num_tokens)
         if factor != 1:
@@ -81,10 +84,10 @@ class FlowShift:
         return 1 - (1 - time) * (1 - self.terminal) if self.terminal else time
 
     def undo(self, time: float, num_tokens: int | None = None) -> float:
-        """The time from which `apply` makes `time`; 0 for times that it does not reach.
+        """The time that `apply` shifts to `time`: its inverse; 0 for times that it does not reach.
 
         Raises:
-            ModelError: the factor depends on the number of tokens, but there is none.
+            ModelError: the factor depends on the number of tokens, which is not given.
         """
         time = 1 - (1 - time) / (1 - self.terminal) if self.terminal else time
         factor = self.factor(num_tokens)
@@ -98,7 +101,7 @@ def is_flow_scheduler(config: Mapping[str, object]) -> bool:
 
 
 def shift_of(config: Mapping[str, object]) -> FlowShift:
-    """The shift in a diffusers scheduler's configuration; none for a scheduler that is not for flows.
+    """The shift in a diffusers scheduler's configuration; one that shifts nothing if it is not for flows.
 
     Sampling stretches its times so that the last one before 0 is `shift_terminal`. Here 0 itself is stretched to it,
     which is the same in the limit of many steps.
@@ -130,7 +133,7 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
 
 
 def _shift_in(values: Mapping[str, Any]) -> FlowShift:
-    """The shift that a scheduler's values state.
+    """The shift in a flow scheduler's configuration, `values`, in which defaults are filled in.
 
     Raises ModelError as in `shift_of`, and any error that a wrong value leads to.
     """
@@ -162,7 +165,7 @@ def _shift_in(values: Mapping[str, Any]) -> FlowShift:
 
 
 def _shift_beside(values: Mapping[str, Any], name: str) -> FlowShift:
-    """The shift that a scheduler's values state, of a class that samples other predictions too.
+    """The shift in the configuration of a scheduler for a flow, of a class `name` for other predictions too.
 
     Raises ModelError as in `shift_of`.
     """

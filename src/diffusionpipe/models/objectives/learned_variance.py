@@ -35,14 +35,15 @@ class Noised(NamedTuple):
     pixels: Tensor
     """The clean pictures, (B, C, H, W), with values in [-1, 1]."""
     noisy: Tensor
+    """The pictures with noise, (B, C, H, W)."""
     noise: Tensor
-    """The noise that the mean is made of, (B, C, H, W): the denoiser's prediction, detached by the caller [3]."""
+    """The noise that the denoiser predicts, (B, C, H, W), for the mean; the caller has detached it [3]."""
     timesteps: Tensor
     """The time step of each sample, (B,)."""
 
 
 def log_range(alphas_cumprod: Tensor, timesteps: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithms of the smallest and of the largest variance at these time steps, (B,) each."""
+    """(logarithm of the smallest variance, logarithm of the largest) at these time steps, (B,) each."""
     now, before = _alphas(alphas_cumprod, timesteps)
     beta = 1 - now / before
     smallest = ((1 - before) / (1 - now) * beta).clamp(min=_LEAST)
@@ -60,7 +61,7 @@ def log_variance(values: Tensor, alphas_cumprod: Tensor, timesteps: Tensor) -> T
 
 
 def variance_loss(values: Tensor, noised: Noised, alphas_cumprod: Tensor) -> Tensor:
-    """The addition to the loss of each sample by the variational bound, which trains the variances [2], (B,).
+    """The part of each sample's loss that trains the variances, from the variational bound [2], (B,).
 
     The bound is the divergence of the predicted step from the true one, given the picture; at the first time step it is
     minus the logarithm of the likelihood of the picture's 256 levels. `values` as in `log_variance`.
@@ -80,19 +81,25 @@ def variance_loss(values: Tensor, noised: Noised, alphas_cumprod: Tensor) -> Ten
 
 
 def _alphas(alphas_cumprod: Tensor, timesteps: Tensor) -> tuple[Tensor, Tensor]:
-    """The cumulative alphas of the time steps, and of those before; before the first there is no noise."""
+    """(cumulative alphas of these time steps, cumulative alphas of the step before each, 1 before the first), (B,)."""
     before = torch.cat([alphas_cumprod.new_ones(1), alphas_cumprod[:-1]])
     return alphas_cumprod[timesteps], before[timesteps]
 
 
 def _mean(pixels: Tensor, noisy: Tensor, now: Tensor, before: Tensor) -> Tensor:
-    """Mean of the step before, given the picture (Ho et al., 2020, equation 7)."""
+    """The mean of the noisy picture of the step before, given the clean one (Ho et al., 2020, equation 7).
+
+    `now`, `before`: the cumulative alphas of the step and of the step before.
+    """
     beta = 1 - now / before
     return (before.sqrt() * beta * pixels + (now / before).sqrt() * (1 - before) * noisy) / (1 - now)
 
 
 def _log_likelihood(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-    """Logarithm of each number's level: the probability of a normal distribution between the next levels' middles."""
+    """The logarithm of the probability of each pixel's level, out of 256, in a normal distribution, (B, C, H, W).
+
+    `spread`: the logarithm of its variance.
+    """
     scale = (-0.5 * spread).exp()
     below = torch.special.ndtr((pixels - _HALF_LEVEL - mean) * scale)
     above = torch.special.ndtr((pixels + _HALF_LEVEL - mean) * scale)

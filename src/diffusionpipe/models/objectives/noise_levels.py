@@ -58,9 +58,10 @@ _NAMES = (
 
 
 def refuse_unknown(name: str, source: str = "scheduler_config.json: ") -> None:
-    """Check that schedulers of this class name are supported.
+    """Check that the scheduler class with this name is supported.
 
-    Raises ModelError with the supported ones if it is not; `source`, the file that names it, begins the message.
+    Raises ModelError, which lists the supported ones, if it is not. `source`: the start of the message, which names the
+    file.
     """
     if name not in (*DISCRETE, *FLOWS):
         shown = name if name.isidentifier() and len(name) < 80 else repr(name[:40])
@@ -73,7 +74,7 @@ def refuse_unknown(name: str, source: str = "scheduler_config.json: ") -> None:
 def alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
     """The cumulative alphas, float32 (steps,), of a scheduler's configuration, as its own class computes them.
 
-    A configuration that names no class is one of DDPMScheduler; so is a flow's, which has no betas of its own.
+    A configuration without a class counts as DDPMScheduler's, and so does a flow's, which has no betas of its own.
 
     Raises ModelError for an unknown class, and for values that make no noise levels.
     """

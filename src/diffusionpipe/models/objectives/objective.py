@@ -42,15 +42,17 @@ __all__ = [
 class Objective(nn.Module):
     """The training objective: adds noise to latents, makes the target, and weighs the loss.
 
-    Its only state are the cumulative alphas.
+    Its only state is the buffer of cumulative alphas.
     """
 
     alphas_cumprod: Tensor
+    """The cumulative alpha of each time step, float32 (steps,)."""
 
     def __init__(self, settings: ObjectiveSettings, scheduler: Mapping[str, object]) -> None:
-        """Takes the betas and the shift of a flow's times from `scheduler`.
+        """Make an objective of these settings, with the noise levels and the shift of times of a scheduler.
 
-        That is the configuration of a diffusers scheduler; {} for its defaults.
+        `scheduler`: the configuration of a diffusers scheduler; {} for its defaults. Its shift is used for a flow if
+        `settings.shift` is None.
 
         Raises:
             ModelError: the configuration has wrong values, is of a class that is not supported, or shifts times in a
@@ -114,16 +116,19 @@ class Objective(nn.Module):
         return noisy, t * self.num_timesteps, noise - latents, self._flow_weight(t)
 
     def flow_time(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
-        """The times of a flow, 0 is data and 1 noise, from uniform numbers in [0, 1), of the same shape.
+        """The times of a flow, 0 is data and 1 noise, for the uniform numbers `time` in [0, 1), of the same shape.
 
-        `num_tokens`: of a sample, for a shift that depends on it.
+        `num_tokens`: the number of tokens of a sample, for a shift that depends on it.
 
-        Raises ModelError if it does and there is none.
+        Raises ModelError if the shift depends on it and it is None.
         """
         return flow_times(self.settings, self.shift, time, num_tokens)
 
     def _timesteps(self, time: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1) as whole timesteps; step k of n stands for the times from k / n to (k + 1) / n."""
+        """The timesteps, int64, for uniform numbers in [0, 1), of the same shape.
+
+        Step k of n belongs to the times from k / n to (k + 1) / n. With `SPEED` the distribution is `self.speed`.
+        """
         if self.speed is not None:
             return self.speed.timesteps(time, in_pairs=self.settings.speed_pairs)
         low, high = self.settings.time_range
@@ -134,7 +139,7 @@ class Objective(nn.Module):
         return (time * self.num_timesteps).long().clamp(first, end - 1)
 
     def _flow_weight(self, t: Tensor) -> Tensor:
-        """Weight of the loss of samples at these shifted times, (B,); see `Weighting`."""
+        """The weight of each sample's loss at these shifted times of a flow, (B,); see `Weighting`."""
         match self.settings.weighting:
             case Weighting.SIGMA_SQRT:
                 # Schedulers have no time between 0 and that of one step; at 0 the weight would be infinite.
@@ -144,7 +149,7 @@ class Objective(nn.Module):
         return torch.ones_like(t)
 
     def _weight(self, alphas: Tensor) -> Tensor:
-        """Weight of the loss of samples at these cumulative alphas, (B,).
+        """The weight of each sample's loss at these cumulative alphas, (B,), where the model is not a flow's.
 
         Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v. Debiased: with
         the weight 1 / sqrt(snr) of the noise's error, the weight of v's error is sqrt(snr) / (snr + 1), because v's
@@ -162,7 +167,7 @@ class Objective(nn.Module):
         return snr.clamp(max=gamma) / (snr + 1)
 
     def estimate(self, prediction: Tensor, noisy: Tensor, timesteps: Tensor) -> Tensor:
-        """The clean latents that a prediction implies, of the shape and dtype of `noisy`, without a gradient."""
+        """The clean latents that follow from a prediction, of the shape and dtype of `noisy`, without a gradient."""
         with torch.no_grad():
             # Further channels state variances.
             prediction = prediction[:, : noisy.shape[1]].to(noisy.dtype)
@@ -176,11 +181,10 @@ class Objective(nn.Module):
             return signal * noisy - sigma * prediction
 
     def loss(self, prediction: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of each sample, (B,): the weighted mean of its `LossKind`, in float32 (float64 where an input is).
+        """The loss of each sample, (B,): its mean cost times its weight, in float64 if an input is, else float32.
 
-        `mask`: a factor of each latent's error, (B, 1, h, w); the mean is still of all latents.
-
-        Channels of the prediction beyond the target's, which state variances, get no gradient.
+        The cost is `settings.loss`. `mask`: a factor of each latent's cost, (B, 1, h, w); the mean is still over all
+        latents. Channels of the prediction beyond the target's, which state variances, get no gradient.
         """
         is_double = torch.float64 in (prediction.dtype, target.dtype)
         dtype = torch.float64 if is_double else torch.float32
@@ -200,7 +204,7 @@ class Objective(nn.Module):
     def hybrid_loss(
         self, prediction: Tensor, target: Tensor, weight: Tensor, pixels: Tensor, noisy: Tensor, timesteps: Tensor
     ) -> Tensor:
-        """The loss of each sample, (B,), as `loss`, with the variational bound's addition for learnt variances.
+        """The loss of each sample, (B,): the sum of `loss` and `variance_loss`, which trains the variances.
 
         `prediction` has the variances in its second half of channels.
         """
@@ -219,7 +223,7 @@ def _per_sample(values: Tensor, like: Tensor) -> Tensor:
 
 
 def objective_inputs(latents: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
-    """The raw inputs of `noise_layer` beside the latents: noise of their shape and a uniform number a sample."""
+    """Descriptions of the raw inputs of `noise_layer`: noise of the latents' shape, and a uniform number a sample."""
     return TensorSpec(name="noise", shape=latents, dtype=dtype), TensorSpec(name="time", shape=())
 
 

@@ -27,15 +27,15 @@ class TimeSampling(StrEnum):
     LOGIT_NORMAL = "logit_normal"
     """sigmoid of a normal number (Esser et al., 2024, section 3.1, https://arxiv.org/abs/2403.03206)."""
     MODE = "mode"
-    """A density with its mode in the middle, or its lowest place (Esser et al., 2024, section 3.1)."""
+    """A density with its maximum, or its minimum, in the middle (Esser et al., 2024, section 3.1)."""
     BETA = "beta"
-    """Times are drawn from a beta distribution."""
+    """A beta distribution."""
     SPEED = "speed"
     """Fewer draws of steps that are nearly noise; see `models.objectives.speed`."""
 
 
 class Weighting(StrEnum):
-    """How the weight of a sample's loss depends on its time t (of a flow after its shift), beside `min_snr_gamma`."""
+    """A rule for the weight of a sample's loss by its time t (of a flow after its shift), beside `min_snr_gamma`."""
 
     NONE = "none"
     SIGMA_SQRT = "sigma_sqrt"
@@ -47,7 +47,7 @@ class Weighting(StrEnum):
 
 
 class LossKind(StrEnum):
-    """The cost of an error e of a prediction, before the mean over the sample."""
+    """The cost of the error e of one predicted number, before the mean over the sample."""
 
     L2 = "l2"
     """The squared error e^2."""
@@ -58,7 +58,7 @@ class LossKind(StrEnum):
 
 
 MIN_MODE_SCALE, MAX_MODE_SCALE = -1.0, 2 / (pi - 2)
-"""Between them the times of `mode` grow with the uniform number (Esser et al., 2024, section 3.1)."""
+"""The bounds of `mode_scale`, between which times grow with the uniform number (Esser et al., 2024, section 3.1)."""
 MIN_BETA, MAX_BETA = 0.1, 100.0
 """The least and the largest parameter for which `beta_quantile` has its accuracy."""
 DEFAULTS: Mapping[str, object] = {
@@ -74,7 +74,7 @@ DEFAULTS: Mapping[str, object] = {
     "loss": LossKind.L2,
     "huber_delta": 0.1,
 }
-"""The values of settings where nothing is said. A setting that has its default is never refused."""
+"""Setting -> its default value. A setting that has its default is never refused."""
 TWO_WEIGHTS_OF_TIMES = "time_sampling = speed and {key} both weigh the times; remove one of them"
 _OF_FLOWS = (Weighting.SIGMA_SQRT, Weighting.COSMAP)
 _OF_SAMPLING = {
@@ -92,14 +92,18 @@ class ObjectiveSettings:
     """The settings of the training objective, as the recipe's section `objective` states them."""
 
     prediction: Prediction = Prediction.EPSILON
+    """The quantity that the denoiser predicts."""
     min_snr_gamma: float | None = None
-    """Weight of a sample capped by its signal-to-noise ratio (Hang et al., 2023, https://arxiv.org/abs/2303.09556)."""
+    """The cap of the signal-to-noise ratio in a sample's weight (Hang et al., 2023, https://arxiv.org/abs/2303.09556);
+    None: no such weight."""
     time_sampling: TimeSampling = TimeSampling.UNIFORM
+    """The distribution of the times."""
     logit_mean: float = 0.0
     """Mean of the normal number of `logit_normal`; below 0 more times are near the data."""
     logit_std: float = 1.0
+    """Standard deviation of the normal number of `logit_normal`."""
     mode_scale: float = 1.29
-    """s of `mode`: above 0 times gather in the middle, below 0 at both ends."""
+    """The parameter s of `mode`: above 0 times gather in the middle, below 0 at both ends."""
     beta_alpha: float = 2.0
     """Alpha of `beta`: the density near 0 (data) is like t^(alpha - 1)."""
     beta_beta: float = 2.0
@@ -111,9 +115,11 @@ class ObjectiveSettings:
     distributed as without it, as if every time outside had been drawn again."""
     shift: float | None = 1.0
     """Shift of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section
-    5.3.2). None: as the scheduler's configuration says."""
+    5.3.2). None: as the scheduler's configuration states."""
     weighting: Weighting = Weighting.NONE
+    """The weight of a sample's loss by its time."""
     loss: LossKind = LossKind.L2
+    """The cost of an error."""
     huber_delta: float = 0.1
     """The error from which on the Huber loss grows less than the square."""
     self_conditioning: float = 0.0
@@ -154,9 +160,10 @@ class ObjectiveSettings:
 
 
 def problems_of(values: Mapping[str, object], prediction: Prediction | None) -> Iterator[tuple[str, str]]:
-    """(key, problem with its remedy) for each setting, out of all in `DEFAULTS`, that is without effect or sense.
+    """(key, sentence with the problem and its remedy) of each setting that has no effect or a wrong value.
 
-    `prediction` is None where the recipe leaves it to the folder; settings that depend on it are then not refused.
+    `values`: all settings in `DEFAULTS`, by key. `prediction` is None if the recipe leaves it to the folder; settings
+    that depend on it are then not refused.
     """
     given = {key for key, default in DEFAULTS.items() if values[key] != default}
     sampling = TimeSampling(str(values["time_sampling"]))

@@ -19,13 +19,13 @@ from diffusionpipe.models.graphs.graph import LayerGraph
 from diffusionpipe.models.objectives.objective import Objective, loss_layer
 
 SAMPLE_WEIGHT = "sample_weight"
-"""The raw input: a number of each sample, or one of each of its latents."""
+"""The name of the raw input with the weights: a number for each sample, or for each latent of each sample."""
 
 
 def with_sample_weights(graph: LayerGraph, *, is_masked: bool) -> LayerGraph:
-    """The graph with a last layer that multiplies the loss by the new raw input `sample_weight`.
+    """The graph, changed so that its last layer multiplies the loss by the new raw input "sample_weight".
 
-    The input is a number of each sample, shape (B,), or with `is_masked` a number of each latent, shape (B, 1, h, w).
+    The input is a number for each sample, shape (B,), or with `is_masked` for each latent, shape (B, 1, h, w).
 
     Raises:
         ModelError: `is_masked`, and the loss is more than the error of a picture's latents.

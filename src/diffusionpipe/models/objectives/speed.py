@@ -19,7 +19,7 @@ from torch import Tensor
 from diffusionpipe.errors import ModelError
 
 _SLOW = 1e-4
-"""Growth in a thousandth of all steps below which a step is slow."""
+"""The growth of the noise's deviation in a thousandth of all steps below which a step is slow."""
 _STEEPNESS = 1e6
 _STEPS = 1000
 
@@ -29,12 +29,12 @@ class SpeedTimes:
     """A distribution of time steps with fewer draws of steps that are nearly noise."""
 
     cumulative: Tensor
-    """The share of draws up to each step and that step, float64 (steps,); 1 at the last."""
+    """The share of draws that fall on each step or an earlier one, float64 (steps,); 1 at the last step."""
     turn: int
-    """The m of the source: fast steps lie before it."""
+    """The number m of the source, around which pairs are mirrored: the first slow step is m - 1."""
 
     def timesteps(self, time: Tensor, *, in_pairs: bool) -> Tensor:
-        """The time steps, int64, for uniform numbers in [0, 1) of any shape.
+        """The time steps, int64, for the uniform numbers `time` in [0, 1), of the same shape.
 
         Without pairs a larger number gives no smaller step. In pairs, a number below 1/2 is a first member, and the
         number 1/2 above it its partner (`pair_members`).
@@ -52,10 +52,12 @@ class SpeedTimes:
 
 
 def speed_times(alphas_cumprod: Tensor, first: int, end: int) -> SpeedTimes:
-    """The distribution over the steps from `first` to before `end` of these cumulative alphas, (steps,).
+    """The distribution over the time steps from `first` to `end` - 1 of a schedule.
+
+    `alphas_cumprod`: the cumulative alphas of all its steps, (steps,).
 
     Raises:
-        ModelError: all of the schedule's steps are fast, so that the draws would be even.
+        ModelError: all of the schedule's steps are fast, so that the draws would be even; or it has one step.
     """
     deviation = (1 - alphas_cumprod.double().cpu()).sqrt()
     if len(deviation) < 2:
@@ -75,7 +77,7 @@ def speed_times(alphas_cumprod: Tensor, first: int, end: int) -> SpeedTimes:
 
 
 def pair_members(uniform: Tensor, is_partner: Tensor) -> Tensor:
-    """The number of each member of a pair, (B,), from the number of its pair in [0, 1).
+    """The uniform number of each member of a pair, (B,), from the number of its pair in [0, 1), `uniform`.
 
     First members get numbers below 1/2, and partners get numbers from 1/2 on.
     """

@@ -22,7 +22,7 @@ _HALVINGS = 60
 
 
 def sampled(settings: ObjectiveSettings, uniform: Tensor) -> Tensor:
-    """The times of a flow before any shift, from uniform numbers in [0, 1); any shape, same dtype."""
+    """The times of a flow before any shift, for uniform numbers in [0, 1), of the same shape and dtype."""
     match settings.time_sampling:
         case TimeSampling.UNIFORM:
             return uniform
@@ -39,7 +39,7 @@ def sampled(settings: ObjectiveSettings, uniform: Tensor) -> Tensor:
 
 
 def share_below(settings: ObjectiveSettings, time: float) -> float:
-    """The share of the times before any shift that lie below `time`: the inverse of `sampled`."""
+    """The share of the times of a flow, before any shift, that lie below `time`: the inverse of `sampled`."""
     if not 0 < time < 1:
         return float(time >= 1)
     match settings.time_sampling:
@@ -57,7 +57,9 @@ def share_below(settings: ObjectiveSettings, time: float) -> float:
 
 
 def flow_times(settings: ObjectiveSettings, shift: FlowShift, uniform: Tensor, num_tokens: int | None) -> Tensor:
-    """Uniform numbers in [0, 1) as shifted times within `settings.time_range`, of the same shape and dtype.
+    """The shifted times of a flow, within `settings.time_range`, for uniform numbers in [0, 1).
+
+    They have the shape and dtype of `uniform`.
 
     Raises:
         ModelError: (nearly) no time lies in the range, or the shift needs a number of tokens.

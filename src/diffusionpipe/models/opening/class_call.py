@@ -32,8 +32,11 @@ class Grid:
     clip: Clip
     """The size of the sample in pixels."""
     frames: int
+    """The number of frames of its latents."""
     height: int
+    """The height in cells."""
     width: int
+    """The width in cells."""
     text: int
     """The number of text tokens."""
 
@@ -44,11 +47,11 @@ class Grid:
 
 
 Shape = Callable[[Config, Grid], tuple[int, ...] | None]
-"""A function of the shape of an argument without its samples; None: the model of this configuration has no such
-argument."""
+"""`shape(configuration, grid)` -> the shape of an argument for one sample; None: the model of this configuration has no
+such argument."""
 Tensors = Mapping[str, Tensor]
 Made = Callable[[Config, Grid, Tensors], object]
-"""`made(configuration, grid, arguments that there are for each sample)`."""
+"""`made(configuration, grid, name -> argument with values for each sample)` -> the value of a further argument."""
 
 
 def text_states(config: Config, grid: Grid) -> tuple[int, ...]:
@@ -82,22 +85,22 @@ def sound(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def vector(name: str) -> Shape:
-    """A function that gives the shape (width,) by this field of the configuration, or None where it is not set."""
+    """The `Shape` (width,), where the configuration's field `name` has the width; None if the field is not set."""
     return lambda config, grid: None if config.get(name) is None else (config[name],)
 
 
 def always(*shape: int) -> Shape:
-    """A function that gives this shape for every configuration."""
+    """The `Shape` of an argument that has this shape in every configuration."""
     return lambda config, grid: shape
 
 
 def if_set(name: str, *shape: int) -> Shape:
-    """A function that gives this shape for configurations in which the field is true, else None."""
+    """The `Shape` of an argument that has this shape if the configuration's field `name` is true, else None."""
     return lambda config, grid: shape if config.get(name) else None
 
 
 def places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
-    """Frame, row and column of each cell, (N, axes), float32; further axes are zero.
+    """The position of each cell by frame, row and column, (N, axes), float32; further axes are zero.
 
     `axes`: the field of the configuration that lists the axes.
     """
@@ -107,42 +110,47 @@ def places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
 
 
 def no_places(config: Config, grid: Grid, axes: str = "axes_dims_rope") -> Tensor:
-    """The places of a text's tokens, (T, axes), all zero; `axes`: the field that lists the axes."""
+    """The positions of a text's tokens, (T, axes), all zero.
+
+    `axes`: the field of the configuration that lists the axes.
+    """
     return torch.zeros(grid.text, len(config[axes]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCall:
-    """How a transformer class of diffusers is called: its arguments, their shapes, and the size of a sample."""
+    """The call of a transformer class of diffusers: its arguments, their shapes, and the size of a sample."""
 
     latents: Shape
     """The shape of the denoised latents, and of the prediction."""
     size: Clip
-    """The planned size where no other is stated: diffusers' pipeline draws it."""
+    """The default size of a sample, which diffusers' pipeline draws."""
     pixels: int = 8
     """Side of the square of pixels that is one cell; 0: samples have no size in pixels, and `size.frames` cells."""
     patch: int = 2
-    """Side of the square of cells that the class makes one token of."""
+    """Side of the square of cells that is one token."""
     frames: Callable[[int], int] | None = None
-    """Frames of a clip -> frames of the grid; raises ModelError for a number that its VAE does not encode. None: it
-    draws pictures."""
+    """Number of a clip's frames -> number of frames of its latents; raises ModelError for a number that the VAE cannot
+    encode. None: the class draws pictures."""
     text: int = 512
-    """Tokens: as many as diffusers' pipeline reads at most, or 512 where it reads a text in full."""
+    """The number of text tokens: the most that diffusers' pipeline reads, or 512 where it reads a text in full."""
     noisy: str = "hidden_states"
+    """The argument with the noisy latents."""
     times: str = "timestep"
+    """The argument with the times."""
     tensors: Mapping[str, Shape] = field(default_factory=lambda: {"encoder_hidden_states": text_states})
-    """Other arguments with numbers for each sample."""
+    """Other argument with numbers for each sample -> its shape."""
     whole: Mapping[str, Shape] = field(default_factory=dict)
-    """Other arguments with whole numbers for each sample."""
+    """Other argument with whole numbers for each sample -> its shape."""
     masks: tuple[str, ...] = ()
-    """The arguments that are true where a token of the text counts."""
+    """The arguments, (T,), that are true at the tokens of the text and false at padding."""
     made: Mapping[str, Made] = field(default_factory=dict)
-    """Arguments that are the same for all samples, or follow from others."""
+    """Argument that is the same for all samples, or follows from others -> the function that makes it."""
     predict: Callable[..., Any] | None = None
-    """`predict(transformer, **arguments)` in place of the class's own forward."""
+    """`predict(transformer, **arguments)` -> the prediction; None: the class's own forward makes it."""
 
     def shapes(self, config: Config, grid: Grid) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Argument -> (shape for one sample, dtype), beside noisy latents and times; absent ones are left out."""
+        """Argument -> (shape for one sample, dtype), of all in this configuration but noisy latents and times."""
         found = {
             **{name: (shape(config, grid), torch.float32) for name, shape in self.tensors.items()},
             **{name: (shape(config, grid), torch.int64) for name, shape in self.whole.items()},
@@ -153,7 +161,7 @@ class ClassCall:
     def forward(self, config: Config, grid: Grid, transformer: Any, **tensors: Tensor) -> Tensor:
         """The transformer's prediction; `tensors` are noisy latents, times and all of `shapes`, by argument.
 
-        Those that the class's forward does not name are there for `made` alone.
+        Tensors that the class's forward has no argument for are read by the functions in `made` alone.
         """
         made = {name: make(config, grid, tensors) for name, make in self.made.items()}
         if self.predict is not None:

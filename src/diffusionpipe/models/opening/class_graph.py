@@ -36,14 +36,14 @@ from diffusionpipe.models.parameters.lora import LoraSettings, add_lora
 COMPONENT = "transformer"
 _PLACE = "diffusers.models.transformers"
 _NEAR = 3
-"""Names that an error proposes."""
+"""The most names that an error proposes."""
 
 
 def class_graph(kind: str, *, size: Clip | None = None, lora: LoraSettings | None = None) -> LayerGraph:
     """The layer graph of a transformer class of diffusers with its default configuration, on the meta device.
 
-    All parameters are trained, or only adapters with `lora`. `size`: of a sample in pixels; None for the size that
-    diffusers' pipeline draws.
+    All parameters are trained, or only adapters with `lora`. `size`: the size of a sample in pixels; None for the size
+    that diffusers' pipeline draws.
 
     Raises ModelError for a name that is not such a class, a size that does not fit, or a class that cannot be cut.
     """
@@ -58,7 +58,7 @@ def class_graph(kind: str, *, size: Clip | None = None, lora: LoraSettings | Non
 
 
 def called_graph(call: ClassCall, grid: Grid, transformer: Any, lora: LoraSettings | None = None) -> LayerGraph:
-    """The layer graph of a transformer that is called as `call` says, trained as a flow on samples of the size `grid`.
+    """The layer graph of a transformer with the call `call`, trained as a flow on samples of the size `grid`.
 
     Raises ModelError if it cannot be cut.
     """
@@ -105,12 +105,12 @@ def _renamed(
     timesteps: Tensor,
     **tensors: Tensor,
 ) -> Tensor:
-    """The prediction from tensors with the names of the noise layer."""
+    """The transformer's prediction, from arguments with the names that `noise_layer` gives its tensors."""
     return call.forward(config, grid, transformer, **{call.noisy: noisy, call.times: timesteps}, **tensors)
 
 
 def class_call(kind: str) -> ClassCall:
-    """The known way to call the transformer class of this name in the installed diffusers.
+    """The `ClassCall` of the transformer class of this name in the installed diffusers.
 
     Raises ModelError if the installed diffusers has no transformer of that name, or its call is not known.
     """
@@ -137,7 +137,7 @@ def _near(kind: str) -> str:
 
 
 def _nature(found: type) -> str:
-    """The kind of a class that is not a transformer, in a few words."""
+    """The kind of a diffusers class that is not a transformer, for an error: "a pipeline", or "a class" if unknown."""
     place = found.__module__
     kinds = {
         "pipelines": "a pipeline",
@@ -149,16 +149,16 @@ def _nature(found: type) -> str:
 
 
 def _own(found: type) -> str:
-    """The transformer of a pipeline."""
+    """A sentence for an error that names the transformer class of a pipeline class; "" if it has no known one."""
     parameter = signature(found).parameters.get(COMPONENT)
     kind = getattr(parameter and parameter.annotation, "__name__", "")
     return f" Its transformer is {kind}." if kind in CLASSES else ""
 
 
 def grid_of(kind: str, call: ClassCall, size: Clip | None) -> Grid:
-    """The size in cells of a sample of `size` pixels; None: of the size that diffusers' pipeline draws.
+    """The size in cells and tokens of a sample of `size` pixels; None: of the size that diffusers' pipeline draws.
 
-    Raises ModelError for a size that the class cannot have.
+    `kind`: the name of the class, for errors. Raises ModelError for a size that the class cannot have.
     """
     clip = size or call.size
     if not call.pixels:

@@ -51,13 +51,16 @@ def _kandinsky_places(config: Config, grid: Grid, tensors: Tensors) -> list[Tens
 
 
 def _layers_of_text(config: Config, grid: Grid) -> tuple[int, ...]:
-    """States of several layers of the encoder."""
+    """The shape of a text's states from several layers of the encoder, (T, layers, D)."""
     length, width = text_states(config, grid)
     return length, config["num_text_layers"], width
 
 
 def _before_picture(shape: Shape) -> Shape:
-    """A shape function with rows for the tokens of the text, before the rows of the picture."""
+    """The `Shape` of an argument with a row for each token of the text and then of the picture.
+
+    `shape`: its shape, of which all but the first dimension counts.
+    """
 
     def longer(config: Config, grid: Grid) -> tuple[int, ...]:
         found = shape(config, grid)
@@ -68,7 +71,7 @@ def _before_picture(shape: Shape) -> Shape:
 
 
 def _with_condition(config: Config, grid: Grid, tensors: Tensors) -> Tensor:
-    """Noisy latents with empty channels of a first frame that is given."""
+    """The noisy latents, (B, C, F, H, W), with zeros in the further channels for a first frame that is given."""
     # `pad` counts axes from the last one, so the eighth number adds channels, (B, C, F, H, W).
     noisy = tensors["noisy"]
     return pad(noisy, (0,) * 7 + (config["in_channels"] - noisy.shape[1],))
@@ -79,7 +82,7 @@ def _out_clip(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def _each_frame(name: str) -> Made:
-    """The time of a sample as that of each of its frames."""
+    """The function that makes times for each frame, (B, F), from the argument `name`, a time for each sample."""
     return lambda config, grid, tensors: tensors[name][:, None].expand(-1, grid.frames)
 
 
@@ -88,7 +91,7 @@ def _pixart_sizes(config: Config, grid: Grid, tensors: Tensors) -> dict[str, Ten
 
 
 def _if_large(*shape: int) -> Shape:
-    """PixArt-Alpha reads the size of a picture where it is large."""
+    """The `Shape` of an argument that PixArt-Alpha reads for large pictures alone: this shape, or None."""
 
     def found(config: Config, grid: Grid) -> tuple[int, ...] | None:
         is_read = config.get("use_additional_conditions")
@@ -98,14 +101,14 @@ def _if_large(*shape: int) -> Shape:
 
 
 def _turns_of_sound(config: Config, grid: Grid, tensors: Tensors) -> tuple[Tensor, Tensor]:
-    """Rotary tables of half of each head, for the sound and the token before it."""
+    """(cosines, sines): rotary tables of angle 0, (tokens of the sound + 1, half of a head), for counting alone."""
     # Rotary tables of angle 0: their values do not matter here, only their size.
     shape = (grid.frames + 1, config["attention_head_dim"] // 2)
     return torch.ones(shape), torch.zeros(shape)
 
 
 def _packed(**more: Any) -> ClassCall:
-    """Latents of a picture in tokens of 16 x 16 pixels, with the places of tokens in arguments."""
+    """The `ClassCall` for latents as tokens of 16 x 16 pixels, with positions as arguments; `more`: other fields."""
     made = {
         "img_ids": lambda config, grid, tensors: places(config, grid),
         "txt_ids": lambda config, grid, tensors: no_places(config, grid),
@@ -120,7 +123,10 @@ def _picture(**more: Any) -> ClassCall:
 
 
 def _clip(width: int, height: int, length: int, **more: Any) -> ClassCall:
-    """Latents of a clip with a fourth of its frames."""
+    """The `ClassCall` for clips whose latents have a fourth of the frames.
+
+    `width`, `height`, `length`: the default size, in pixels and frames. `more`: other fields.
+    """
     size = Clip(width=width, height=height, frames=length)
     settings: dict[str, Any] = {"latents": clip, "size": size, "frames": _FOURTHS}
     return ClassCall(**settings | more)

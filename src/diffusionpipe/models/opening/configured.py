@@ -36,8 +36,9 @@ def configured_graph(
 ) -> LayerGraph:
     """The layer graph of a published model, by its name in `configured_models`, with parameters on the meta device.
 
-    None stands for the configuration's value: the resolution of the publication, the denoiser or its adapters. `clip`:
-    the size of clips, in place of square pictures. `captions` as in `build_graph`.
+    `resolution`: the side of pictures in pixels; None: as published. `lora`: the adapters to train; None: as in the
+    configuration, adapters or the whole denoiser. `clip`: the size of clips, in place of square pictures. `captions`:
+    how captions are read.
 
     Raises ModelError for an unknown name, and for all that the model's family refuses.
     """
@@ -59,7 +60,7 @@ def configured_graph(
 
 
 def configured_family(name: str) -> Family:
-    """The family of a published model. Raises ModelError for an unknown name."""
+    """The `Family` of the published model with this name. Raises ModelError for an unknown name."""
     return REGISTRY[_configuration(name)["pipeline"]]
 
 

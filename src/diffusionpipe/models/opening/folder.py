@@ -80,9 +80,9 @@ REGISTRY: Mapping[str, Family] = {
     "IFPipeline": deepfloyd.BASE,
     "IFSuperResolutionPipeline": deepfloyd.SUPER_RESOLUTION,
 }
-"""Adapters by the pipeline class in model_index.json."""
+"""Pipeline class in model_index.json -> its family."""
 _SAID = 2
-"""Components whose problems an error states."""
+"""The most problems of components that an error states."""
 
 
 def build_graph(
@@ -105,10 +105,10 @@ def build_graph(
 
     `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained. `low`:
     the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in place of
-    square pictures. `captions`: how they are read, where that is not as diffusers' pipeline does it. `is_drawn`: the
-    model is drawn from and nothing else, so that it may be a narrow export. `others`: further sizes of samples, for
-    which the graph has `others`. `is_placed`: the denoiser also reads coordinates, as one that is trained on patches.
-    `multiple`: the number that sides are multiples of, where sizes are chosen for an area.
+    square pictures. `captions`: how captions are read, if not as in diffusers' pipeline. `is_drawn`: the model only
+    draws, so that it may be a narrow export. `others`: further sizes of samples, for which the graph has `others`.
+    `is_placed`: the denoiser also reads coordinates, as one that is trained on patches. `multiple`: the number of which
+    sides are multiples, where sizes are chosen for an area.
 
     Raises ModelError if there is no such model, or for all that its family refuses.
     """
@@ -173,7 +173,8 @@ def family_graph(
 ) -> LayerGraph:
     """The layer graph of a family's components, with adapters if `lora` is given; arguments as in `build_graph`.
 
-    `is_placed`: `others` are patches, which errors say; `build_graph` adds the coordinates. `multiple`: for errors.
+    `is_placed`: `others` are patches, so that errors name them; `build_graph` adds the coordinates. `multiple` is named
+    in errors alone.
 
     Raises ModelError for all that the family refuses.
     """
@@ -243,13 +244,14 @@ def _of_sizes(
     is_placed: bool,
     multiple: int | None,
 ) -> LayerGraph:
-    """One graph for each size, over the same modules; the first one holds the others.
+    """The graph for the first size, whose `others` are graphs for the other sizes, over the same modules.
 
-    `build` makes a graph without adapters. Layers are cut before adapters are added, so each size has its own.
+    `build` makes a graph of one size without adapters. `adapters`: (components to adapt, settings); None: none. Layers
+    are cut before adapters are added, so each size has layers of its own.
 
-    Raises ModelError, which names the nearest size for one that the model cannot take; with `multiple`, of which sides
-    are multiples, other such numbers; with `is_placed`, where sizes are the whole picture and its patches, the nearest
-    whole pictures. The error is the model's own where it has the same fault at other sizes.
+    Raises ModelError for a size that the model cannot take. The message names the nearest size; with `multiple`, of
+    which sides are multiples, other such numbers; with `is_placed`, where sizes are the whole picture and its patches,
+    the nearest whole pictures. It is the model's own message if other sizes have the same fault.
     """
     for size in sizes:
         if problem := _misfit(family, size):
@@ -299,7 +301,7 @@ def _of_sizes(
 
 
 def _misfit(family: Family, size: Clip) -> str | None:
-    """The reason why a family takes no samples of this kind, with sides of any length, and the remedy, else None."""
+    """A sentence that says why a family takes no clips, or only square pictures, if `size` is another; else None."""
     if size.frames > 1 and not family.has_clips:
         able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
         where = f"x{size.frames} in data.resolution, or data.frames"
@@ -314,7 +316,10 @@ def _misfit(family: Family, size: Clip) -> str | None:
 
 
 def _other_multiples(multiple: int, size: Clip, is_taken: Callable[[Clip], bool]) -> str:
-    """The multiples of the model's step around `multiple`, with "or" between; "" where `multiple` is one itself."""
+    """The multiples of the model's step next to `multiple`, as "64 or 128"; "" if it is one itself, or none is found.
+
+    `is_taken(size)`: whether the model takes samples of that size; `size`: one that it does not take.
+    """
     for step in (2, 4, 8, 16, 32, 64, 128):
         # Odd multiples, so that no larger step would do.
         width, height = ((side // (2 * step) * 2 + 1) * step for side in (size.width, size.height))
@@ -325,12 +330,15 @@ def _other_multiples(multiple: int, size: Clip, is_taken: Callable[[Clip], bool]
 
 
 def _without_remedy(error: ModelError) -> str:
-    """The text of an error about a size up to the size that it proposes, which may have another aspect."""
+    """The text of an error about a size, without the size that it proposes, which may have another aspect."""
     return str(error).partition("; use e.g.")[0]
 
 
 def _near(size: Clip, is_taken: Callable[[Clip], bool]) -> Clip | None:
-    """The nearest size that a model takes, by sides that are multiples of a power of 2."""
+    """The nearest size with sides that are multiples of 8, 16, ... or 128 that a model takes; None if it takes none.
+
+    `is_taken(size)`: whether it takes that size.
+    """
     for multiple in (8, 16, 32, 64, 128):
         width, height = (max(1, round(side / multiple)) * multiple for side in (size.width, size.height))
         near = replace(size, width=width, height=height)
@@ -340,7 +348,10 @@ def _near(size: Clip, is_taken: Callable[[Clip], bool]) -> Clip | None:
 
 
 def _unfit_patch(sizes: Sequence[Clip], size: Clip, error: ModelError, is_taken: Callable[[Clip], bool]) -> str:
-    """The error for a whole picture, the first of the sizes, or one of its patches, with resolutions that would do."""
+    """The message about a size that the model does not take, a whole picture or a patch, with resolutions that fit.
+
+    `sizes`: the whole picture, then its patches. `error`: the model's own. `is_taken(size)`: whether it takes a size.
+    """
     whole = sizes[0].width
     part = whole // size.width
     subject = f"{size}" if part == 1 else f"patches of {whole} / {part} are {size}"
@@ -358,7 +369,7 @@ def _unfit_patch(sizes: Sequence[Clip], size: Clip, error: ModelError, is_taken:
 
 
 def _check_places(family: Family) -> None:
-    """Refuse patches for a denoiser that cannot read coordinates. Raises ModelError."""
+    """Check that the family's denoiser can be trained on patches. Raises ModelError if it cannot."""
     if family.places is None:
         able = ", ".join(name for name, one in REGISTRY.items() if one.places is not None)
         raise ModelError(
@@ -368,7 +379,7 @@ def _check_places(family: Family) -> None:
 
 
 def _check_captions(family: Family, captions: CaptionReading) -> None:
-    """Refuse a way to read captions that is not for the family. Raises ModelError."""
+    """Check that the family can read captions in this way. Raises ModelError if it cannot."""
     if captions.chunks > 1 and not family.has_chunks:
         able = ", ".join(name for name, one in REGISTRY.items() if one.has_chunks)
         raise ModelError(f"caption_chunks: captions are read in chunks by {able} alone; leave it out")
@@ -381,7 +392,7 @@ def _check_captions(family: Family, captions: CaptionReading) -> None:
 
 
 def _check_adapted(family: Family, chosen: Collection[str]) -> None:
-    """Refuses components that can have no adapters."""
+    """Check that the chosen components of a family can have adapters. Raises ModelError if one cannot."""
     own = family.trainable[0]
     if not family.has_adapters:
         raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {own}")
@@ -398,13 +409,13 @@ def _check_adapted(family: Family, chosen: Collection[str]) -> None:
 
 
 def resolve_folder(folder_or_id: str | Path, variant: str | None = None, config: str | None = None) -> Path:
-    """The path of the folder itself, or of a local copy of the hub's repository where no such folder exists.
+    """The path of a model's folder: the given one, or, if it does not exist, a local copy of the hub's repository.
 
     A model in one safetensors file becomes a folder of links (see `single_file`); all that the file lacks is in the
     folder or hub id `config`.
 
-    Of a repository only the components' configurations and safetensors are fetched; .bin files of components without
-    these. Variants of the weights are left out, but for the one that is asked for.
+    Of a repository only the components' configurations and safetensors are fetched, or .bin files of components without
+    safetensors. Of the variants of weights only `variant` is fetched.
 
     Raises ModelError if there is neither, if a folder has no weights of the variant, or `config` is given for a folder.
     """
@@ -432,14 +443,17 @@ def resolve_folder(folder_or_id: str | Path, variant: str | None = None, config:
 
 
 def _parts() -> set[str]:
-    """The names of all folders that are read of a repository."""
+    """The names of all folders of a repository that some family reads."""
     folders = {name for family in REGISTRY.values() for name in family.components}
     folders |= {family.augmentation for family in REGISTRY.values() if family.augmentation is not None}
     return folders | {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
 
 
 def _fetched(name_of_model: str, folders: Collection[str], variant: str | None) -> Path:
-    """The local copy of a repository's folders, and of .bin files where there is nothing else. Raises ModelError."""
+    """The path of a local copy of these folders of a repository, with .bin files of folders without safetensors.
+
+    Raises ModelError if they cannot be fetched.
+    """
     patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
     found = fetched(name_of_model, ("model_index.json", *patterns), variant)
     # Components with a configuration and no safetensors.
@@ -452,15 +466,15 @@ def _fetched(name_of_model: str, folders: Collection[str], variant: str | None) 
 
 
 SINGLE = ".safetensors"
-"""The ending of a model in one file; capitals are read too."""
+"""The ending of the name of a model in one file; capitals count too."""
 
 
 def _of_file(file: Path, variant: str | None, config: str | None) -> Path:
-    """The folder of links for a model in one file.
+    """The path of the folder of links for a model in one file.
 
-    Of a hub id the weights that the file has are not fetched.
+    `config`: the folder or hub id with all that the file lacks; of a hub id no weights are fetched that the file has.
 
-    Raises ModelError.
+    Raises ModelError if `config` is missing, or one of the two cannot be read.
     """
     if file.suffix.lower() != SINGLE:
         raise ModelError(f"{file} is a file; give a diffusers folder, a hub id owner/name or a .safetensors file")
@@ -499,7 +513,7 @@ def is_hub_id(folder_or_id: str | Path) -> bool:
 
 
 def reads_estimate(folder: Path) -> bool:
-    """Whether the denoiser in a folder has twice the inputs that samples have, for its own estimate.
+    """Whether the denoiser in a folder has twice the input channels of its samples, for its own estimate.
 
     Raises ModelError for a folder of another kind.
     """
@@ -509,7 +523,7 @@ def reads_estimate(folder: Path) -> bool:
 
 
 def reads_coordinates(folder: Path) -> bool:
-    """Whether the denoiser in a folder has the inputs of coordinates, because it was trained on patches.
+    """Whether the denoiser in a folder has input channels for coordinates, because it was trained on patches.
 
     Raises ModelError for a folder of another kind.
     """
@@ -518,7 +532,7 @@ def reads_coordinates(folder: Path) -> bool:
 
 
 def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Module]:
-    """Name -> module, with parameters on the meta device, of each component of a diffusers folder that we use.
+    """Name -> module, with parameters on the meta device, of each component of a diffusers folder that its family has.
 
     Buffers are real: those that are not stored among the weights, such as position tables, are computed by the
     constructors. With `is_plain` a denoiser that reads its own estimate or coordinates is made as if it did not;
@@ -583,7 +597,7 @@ def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, An
 def component_config(folder: Path, component: str) -> dict[str, Any]:
     """The configuration of a component of the folder, from its config.json. Raises ModelError if it is missing.
 
-    Without the words on how its file stores weights: they are read as wide ones, and exports hold wide ones.
+    The field `quantization_config` is left out: weights are read as wide ones, and exports hold wide ones.
     """
     found = _read_json(folder / component / "config.json")
     return {key: value for key, value in found.items() if key != "quantization_config"}
@@ -607,10 +621,10 @@ def refuse_narrow_export(folder: Path, family: Family) -> None:
 def weight_sources(
     folder: Path, graph: LayerGraph, *, variant: str | None = None, from_scratch: bool = False
 ) -> dict[str, StoredWeights | None]:
-    """For each component with parameters, the files of its weights; None: it is trained and starts `from_scratch`.
+    """Component with parameters -> the files of its weights; None if it is trained and starts `from_scratch`.
 
     The names and shapes in the files are compared with the components' own; no tensor is read. With a `variant`, e.g.
-    "fp16", its files go before plain ones.
+    "fp16", files of this variant go before plain ones.
 
     Raises ModelError for weights that are missing, damaged, or belong to another component.
     """
@@ -683,7 +697,7 @@ def family_of(folder: Path) -> Family:
 
 
 def _unknown_to_diffusers(name: str) -> str:
-    """More to say of a pipeline that the installed diffusers does not have."""
+    """A line for an error which says that the installed diffusers has no pipeline of this name; "" if it has one."""
     import diffusers
 
     if hasattr(diffusers, name):

@@ -12,10 +12,10 @@ _VARIANTS = ("fp16", "bf16", "non_ema")
 
 
 def fetched(name: str, patterns: Sequence[str], variant: str | None = None) -> Path:
-    """The local copy of the hub's repository `name`, in the hub's cache; missing files of the patterns are fetched.
+    """The path of the local copy of the hub's repository `name`, in the hub's cache; missing files are fetched.
 
-    Of the variants of weights only the one that is asked for is fetched. The hub's own variables hold: HF_HOME,
-    HF_TOKEN, HF_HUB_OFFLINE.
+    `patterns`: patterns of the names of files to fetch. Of the variants of weights only `variant` is fetched. The hub's
+    own environment variables hold: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
 
     Raises ModelError if there is none: no network, no such model, no right to read it, no room.
     """
@@ -35,7 +35,7 @@ def fetched(name: str, patterns: Sequence[str], variant: str | None = None) -> P
 
 
 def _reason(name: str, error: Exception) -> str:
-    """Why the hub gives no copy, and the remedy."""
+    """Words for an error: why the hub gives no copy of the repository `name`, and the remedy."""
     from huggingface_hub import constants, errors
 
     cause: BaseException = error
@@ -74,6 +74,6 @@ def _reason(name: str, error: Exception) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """The error's class, and the first line of what it says."""
+    """The name of the error's class and the first line of its message, as a text."""
     lines = str(error).strip().splitlines() or ["no reason given"]
     return f"{type(error).__name__}: {lines[0][:_LONG]}"

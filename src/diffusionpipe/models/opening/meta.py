@@ -32,14 +32,14 @@ _SWITCHES = {
     "dynamic_thresholding_ratio": "thresholding",
     "sample_max_value": "thresholding",
 }
-"""Settings that are not read where another one is off: setting -> the other one."""
+"""Setting -> another setting; the first one is not read where the other one is off."""
 
 
 def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> nn.Module:
-    """The module of class `kind` (diffusers or transformers) by its configuration, with meta parameters.
+    """A module of class `kind` (diffusers or transformers), made of its configuration, with meta parameters.
 
     Buffers are real: those that are not stored among the weights, such as position tables, are computed by the
-    constructors. `source` is named in errors.
+    constructors. `source`: the origin of the configuration, which errors name.
 
     Raises ModelError if the configuration makes no such module.
     """
@@ -72,8 +72,8 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
 def check_nulls(kind: type, config: Mapping[str, Any], *, source: object) -> None:
     """Check that a configuration has no nulls for settings that the class `kind` cannot do without.
 
-    Those are the ones whose default is a value, and whose type says that they always have one. A null in place of yes
-    or no counts as no. `source` is named in errors.
+    These are settings whose default is a value, and whose type does not allow None. A null in place of yes or no counts
+    as no. `source`: the origin of the configuration, which errors name.
 
     Raises:
         ModelError: the message names all such settings.
@@ -106,7 +106,10 @@ def _is_needed(parameter: Parameter) -> bool:
 
 
 def _check_counts(config: Mapping[str, Any], source: object) -> None:
-    """Refuse numbers of layers whose modules would take minutes to construct. Raises ModelError."""
+    """Check that no number of layers is above `_MAX_LAYERS`, which would take minutes to construct.
+
+    Raises ModelError if one is.
+    """
     for key, value in config.items():
         counts = value if isinstance(value, list | tuple) else [value]
         if "layers" in key and any(isinstance(count, int) and count > _MAX_LAYERS for count in counts):
@@ -114,7 +117,7 @@ def _check_counts(config: Mapping[str, Any], source: object) -> None:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """`torch.empty` takes no memory.
+    """Within its block, `torch.empty` without a device makes tensors on the meta device, which take no memory.
 
     accelerate moves every parameter to the meta device after it was made. For a T5-XXL that would ask the system for
     19 GB, one matrix after the other, which a process that keeps its freed memory never gives back.
@@ -123,7 +126,7 @@ class _EmptyOnMeta(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """The call as it is, but for an empty tensor that may be anywhere."""
+        """The result of the call `func`, for `torch.empty` without a device on the meta device."""
         options = dict(kwargs or {})
         if func is torch.empty:
             options["device"] = options.get("device") or "meta"

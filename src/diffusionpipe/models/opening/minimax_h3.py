@@ -17,15 +17,15 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.opening.class_call import Config, Grid, Made, Tensors
 
 _RATE, _SOUND, _CHANNELS = 24, 40, 2
-"""Frames of a second of a clip, latents of a second of its sound, and channels of the sound."""
+"""The numbers of a clip's frames in a second, of its sound's latents in a second, and of the sound's channels."""
 _FIRST, _CHUNK = 5, 17
-"""Frames that the VAE encodes at first, and then at a time."""
+"""The numbers of frames that the VAE encodes first, and then at a time."""
 
 
 def latent_frames(frames: int) -> int:
-    """The number of latent frames of a clip: two of the first frames, five of each chunk of the others.
+    """The number of latent frames of a clip: two for the first 5 frames, five for each 17 frames after them.
 
-    Raises ModelError for a number of frames that does not divide so.
+    Raises ModelError for a number of frames that cannot be divided so.
     """
     chunks, rest = divmod(frames - _FIRST, _CHUNK)
     if frames < _FIRST or rest:
@@ -48,12 +48,12 @@ def rows_of_sound(config: Config, grid: Grid) -> tuple[int, ...]:
 
 
 def _num_rows(grid: Grid) -> tuple[int, int, int]:
-    """The numbers of rows of text, sound and clip."""
+    """(number of rows of the text, of the sound, of the clip)."""
     return grid.text, _CHANNELS * round(grid.clip.frames / _RATE * _SOUND), grid.cells
 
 
 def _range(part: int) -> Made:
-    """The rows of text, sound or clip."""
+    """The function that makes the indices of the rows of part 0 (text), 1 (sound) or 2 (clip)."""
 
     def found(config: Config, grid: Grid, tensors: Tensors) -> Tensor:
         ends = list(accumulate(_num_rows(grid), initial=0))
@@ -79,5 +79,5 @@ MADE: Mapping[str, Made] = {
     "audio_indices": _range(1),
     "video_indices": _range(2),
 }
-"""The tensors that are the same for all samples; every row reads the first of the times, and its place is the first,
-too."""
+"""Argument that is the same for all samples -> the function that makes it. Every row reads the first of the times, and
+has the first position."""

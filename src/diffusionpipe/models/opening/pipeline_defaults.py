@@ -12,11 +12,11 @@ class Guidance:
     """The scale of classifier-free guidance, and the guidance that a distilled denoiser reads."""
 
     scale: float
-    """Scale of classifier-free guidance; 1 turns it off."""
+    """Scale of classifier-free guidance; the value `unguided` turns it off."""
     embedded: float | None = None
-    """The guidance that a distilled denoiser reads, one with guidance embeddings. None if it has none."""
+    """The guidance that a distilled denoiser reads, one with guidance embeddings; None for other denoisers."""
     unguided: float = 1.0
-    """The scale that is without guidance."""
+    """The scale that turns guidance off: 1, or 0 in some pipelines."""
 
     @property
     def is_guided(self) -> bool:
@@ -42,7 +42,7 @@ def default_resolution(folder: Path) -> int:
     """The side, in pixels, of the pictures that the pipeline in the folder draws by default.
 
     Raises:
-        ModelError: the folder is not one of a supported pipeline, or does not say the size.
+        ModelError: the folder's pipeline is not supported, or its configuration has no size.
     """
     family = family_of(folder)
     denoiser = next(name for name in ("unet", "transformer") if name in family.components)

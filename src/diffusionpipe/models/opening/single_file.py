@@ -23,15 +23,17 @@ from diffusionpipe.models.parameters.single_file.layout import PIPELINES, parts_
 from diffusionpipe.models.parameters.single_file.reading import POINTER, found_in, pointer_text, shapes_in
 
 _STEM = 60
-"""Letters of the file's name that the folder's has."""
+"""The number of letters of the file's name that the name of the folder has."""
 _NOT_LINKED = (".safetensors", ".bin", ".index.json", ".msgpack", ".ckpt")
 
 
 def parts_in(file: Path, pipeline: str, family: Family, configs: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Name -> class of each component that a model's single file holds; `configs`: their configurations.
+    """Name -> class of each component that a model's single file holds.
+
+    `pipeline`: the class of the pipeline. `configs`: component -> its configuration.
 
     Raises:
-        ModelError: the file is damaged, has no denoiser, or the pipeline's files are not read.
+        ModelError: the file is damaged, has no denoiser, or single files of the pipeline cannot be read.
     """
     if pipeline not in PIPELINES:
         raise ModelError(f"{file}: a {pipeline} is not read from one file; these are: {', '.join(PIPELINES)}")
@@ -82,7 +84,10 @@ def _is_linked(path: Path) -> bool:
 
 
 def _write(contents: Mapping[str, str], folder: Path) -> None:
-    """Makes the folder under another name first, because ranks may make it at the same time."""
+    """Write the folder with these contents, path in it -> text or "-> target of a link".
+
+    It is made under another name first, because ranks may make it at the same time.
+    """
     temporary = draft_of(folder)
     for name, text in contents.items():
         path = temporary / name

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from diffusionpipe.errors import ModelError
 
 PROTOTYPES = "prototypes"
-"""The tensor in the file, (classes, width)."""
+"""The name of the tensor in the file, (classes, width)."""
 _TABLES = ("class_embedder.embedding_table.weight", "class_embedding.weight")
-"""Ends of the names of tables, of a DiT and of a U-Net."""
+"""The ends of the names of tables: a DiT's, a U-Net's."""
 
 
 def class_tables(components: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Canonical name -> each table of class embeddings, (classes + 1, width); {} for a model without classes."""
+    """Canonical name -> table of class embeddings, (classes + 1, width); {} for a model without classes."""
     return {
         f"{component}.{name}": parameter
         for component, module in components.items()
@@ -36,7 +36,7 @@ def values_of_tables(path: Path, components: Mapping[str, nn.Module]) -> dict[st
     """Canonical name -> the first values of each table of class embeddings, from a file of prototypes.
 
     Raises:
-        ModelError: the model has no classes, or the file has no prototypes of its width and number of classes.
+        ModelError: the model has no classes, or the file has no prototypes for its classes and width.
     """
     tables = class_tables(components)
     if not tables:
@@ -57,7 +57,7 @@ def read_prototypes(path: Path) -> Tensor:
     """The prototypes in a file, (classes, width).
 
     Raises:
-        ModelError: it cannot be read, or has no prototypes.
+        ModelError: the file cannot be read, or has no prototypes.
     """
     try:
         found = load_file(path)

@@ -38,8 +38,11 @@ class Width(StrEnum):
     """The number of bits of weights ("w") and of inputs ("a") of layers in a narrow export."""
 
     W8 = "w8"
+    """8-bit weights."""
     W8A8 = "w8a8"
+    """8-bit weights and inputs."""
     W4 = "w4"
+    """4-bit weights."""
 
     @property
     def form(self) -> Form:
@@ -56,7 +59,7 @@ class ExportedLayer(nn.Module):
     """A linear layer or convolution of a narrow export: it has `codes` and `scales` in place of its weight."""
 
     def __init__(self, like: nn.Module, width: Width) -> None:
-        """A layer like `like`, with its bias; the values of codes and scales come from a file."""
+        """Make a layer of the kind and sizes of `like`, with its bias; codes and scales are empty."""
         super().__init__()
         like_any: Any = like
         weight: Tensor = like_any.weight
@@ -110,9 +113,9 @@ class ExportedLayer(nn.Module):
         return _CONVOLUTIONS[len(self._shape) - 3](x, weight, bias, **self._strides)
 
     def _integers(self, numbers: Tensor) -> Tensor | None:
-        """The product of whole numbers and the weight in float32.
+        """The result of the layer in float32 for inputs that are whole numbers, without input scale and bias.
 
-        None for convolutions in groups, of one dimension and of three, which are several products.
+        None for convolutions in groups, of one dimension and of three, which this product cannot compute.
         """
         if not self._strides:
             rows = numbers.reshape(-1, numbers.shape[-1]).to(torch.int8)
@@ -159,14 +162,14 @@ def _(rows: Tensor, codes: Tensor, _scales: Tensor) -> Tensor:
 
 @register_flop_formula(torch.ops.diffusionpipe.exported_product)
 def _flops(rows: Any, codes: Any, *_: Any, **__: Any) -> int:
-    """Operations of a product of these sizes in any numbers."""
+    """The number of operations of a product, from the shapes of its rows and codes."""
     return 2 * int(rows[0]) * int(rows[1]) * int(codes[0])
 
 
 def exportable(graph: LayerGraph, name: str) -> dict[str, tuple[nn.Module, str, nn.Module]]:
     """Name -> (parent module, name in it, layer) of the layers of a component that a narrow export stores narrow.
 
-    `name`: of the component. Convolutions that pad with anything but zeros stay wide.
+    `name`: the name of the component. Convolutions that pad with anything but zeros stay wide.
     """
     found = layers_read_alone(graph, name, graph.components[name], KINDS)
     return {
@@ -177,7 +180,7 @@ def exportable(graph: LayerGraph, name: str) -> dict[str, tuple[nn.Module, str, 
 
 
 def encoded(weight: Tensor, width: Width) -> dict[str, Tensor]:
-    """The tensors `codes` and `scales` that store a weight in this width; it may have any number of dimensions."""
+    """{"codes": ..., "scales": ...}: the tensors that store a weight, of any number of dimensions, in this width."""
     codes, scales = encode(width.form, weight.detach().flatten(1))
     return {"codes": codes, "scales": scales}
 
@@ -185,7 +188,7 @@ def encoded(weight: Tensor, width: Width) -> dict[str, Tensor]:
 def width_of(config: Mapping[str, Any], source: Path) -> Width | None:
     """The width of a component that was exported narrow, from its configuration; None for other components.
 
-    `source` is named in errors. Raises ModelError for a width that this version cannot read.
+    `source`: the configuration's file, which errors name. Raises ModelError for a width that this version cannot read.
     """
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping) or stated.get("quant_method") != METHOD:
@@ -202,7 +205,7 @@ def width_of(config: Mapping[str, Any], source: Path) -> Width | None:
 def put_exported_layers(graph: LayerGraph, name: str, width: Width, source: StoredWeights) -> None:
     """Replace layers of a component by empty `ExportedLayer`s where its files hold codes and scales for them.
 
-    `name`: of the component.
+    `name`: the name of the component. `source`: its files.
 
     Raises ModelError for a file that cannot be read, or that belongs to another model.
     """
@@ -221,7 +224,7 @@ def _narrow_in(source: StoredWeights) -> Iterator[str]:
 
 
 def observed(layers: Mapping[str, nn.Module], run: Callable[[], object]) -> dict[str, float]:
-    """Call `run`; returns the largest magnitude among each layer's inputs meanwhile, 0 if it did not run."""
+    """Call `run`; returns name -> largest magnitude of the layer's inputs meanwhile, 0 if the layer did not run."""
     largest = dict.fromkeys(layers, 0.0)
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -240,7 +243,7 @@ def observed(layers: Mapping[str, nn.Module], run: Callable[[], object]) -> dict
 
 
 def input_scale(largest: float) -> Tensor:
-    """The scale, (), with which a layer's inputs become 8-bit integers; 1 if `largest` is 0.
+    """The scale, (), by which a layer's inputs are divided to become 8-bit integers; 1 if `largest` is 0.
 
     `largest`: the largest magnitude of its inputs that was seen.
     """

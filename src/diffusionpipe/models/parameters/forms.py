@@ -19,7 +19,7 @@ from diffusionpipe.costs.forms import BLOCK, GROUP, INPUTS_OF_A_SCALE, Form, has
 from diffusionpipe.models.parameters.kernels import kernel_on, number_type, suits
 
 _PIECE = 1 << 18
-"""Numbers that are encoded or widened at a time; a multiple of BLOCK * GROUP."""
+"""How many numbers are encoded or widened at a time; a multiple of BLOCK * GROUP."""
 
 
 @cache
@@ -51,7 +51,7 @@ def encode(form: Form, weight: Tensor) -> tuple[Tensor, Tensor]:
 def wide(form: Form, codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """The matrix of `shape` that codes and scales store: each number times its scale in float32, rounded to `dtype`.
 
-    It is one operation, `diffusionpipe::widen`, for those who count operations: it reads codes and writes the matrix.
+    Counters of operations see one operation, `diffusionpipe::widen`, which reads codes and writes the matrix.
     """
     found: Tensor = torch.ops.diffusionpipe.widen(codes, scales, form.value, *shape, dtype)
     return found
@@ -76,7 +76,7 @@ def widened_by_torch(codes: Tensor, scales: Tensor, form: Form, shape: tuple[int
 
 
 def parts_for_kernels(codes: Tensor, scales: Tensor, form: Form, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """(bytes of the numbers, scale of each block), as kernels of libraries read them."""
+    """(bytes of the numbers, scale of each block) of a stored matrix, as a `Kernel` reads them."""
     if has_rows(form):
         return codes, scales
     pairs, of_blocks = _parts_of_nf4(codes, shape[0] * shape[1])
@@ -123,7 +123,7 @@ def _row_pieces(weight: Tensor) -> Iterator[slice]:
 
 
 def _input_parts(columns: int) -> Iterator[tuple[slice, slice]]:
-    """(inputs, their blocks): all whole blocks together, then the last one where it is shorter."""
+    """(range of inputs, range of their blocks): all whole blocks together, then the last block if it is shorter."""
     whole = columns // INPUTS_OF_A_SCALE
     if whole:
         yield slice(0, whole * INPUTS_OF_A_SCALE), slice(0, whole)
@@ -179,16 +179,16 @@ def _widen_nf4(codes: Tensor, scales: Tensor, into: Tensor) -> None:
 
 
 def _parts_of_nf4(codes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(two numbers in each byte, the byte of each block's scale) of a matrix of `count` numbers."""
+    """(bytes with two numbers each, a byte for each block's scale): the parts of nf4 codes of `count` numbers."""
     pairs = (count + 1) // 2
     return codes[:pairs], codes[pairs:]
 
 
 def _scales_of_blocks(steps: Tensor, groups: Tensor) -> Tensor:
-    """The scale of each block: the square of its byte's share of 255, times the largest scale of its group."""
+    """The scale of each block: (its byte, `steps`, divided by 255) squared, times the largest scale of its group."""
     return (steps.float() / 255).square_() * groups.repeat_interleave(GROUP)[: len(steps)]
 
 
 def _padded(flat: Tensor, unit: int) -> Tensor:
-    """Zeros up to a multiple of `unit`."""
+    """The numbers, (n,), with zeros after them up to a multiple of `unit`."""
     return torch.nn.functional.pad(flat, (0, -len(flat) % unit))

@@ -22,13 +22,13 @@ from diffusionpipe.costs.forms import INPUTS_OF_A_SCALE
 OUTLIER = 6.0
 """The magnitude beyond which a number is an outlier."""
 _LEAST_ROWS, _UNIT = 17, 8
-"""torch's product of integers takes more than 16 rows, and sides that are multiples of 8."""
+"""The least rows that torch's product of integers takes, and the number of which the other sides are multiples."""
 
 
 def int8_product(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
     """The product x w^T for x of the shape (..., inputs), in the dtype of x.
 
-    `codes`, `scales`: of w in the form int8; `wide`: w in the dtype of x, of which columns with outliers are read.
+    `codes`, `scales`: w in the form int8. `wide`: w in the dtype of x, of which columns with outliers are read.
     """
     found: Tensor = torch.ops.diffusionpipe.int8_product(x.reshape(-1, x.shape[-1]), codes, scales, wide)
     return found.view(*x.shape[:-1], len(codes))
@@ -54,12 +54,15 @@ def _(x: Tensor, codes: Tensor, scales: Tensor, wide: Tensor) -> Tensor:
 
 @register_flop_formula(torch.ops.diffusionpipe.int8_product)
 def _flops(x: Any, codes: Any, *_: Any, **__: Any) -> int:
-    """Operations of a wide product: integers take fewer, and outliers are computed beside them."""
+    """The number of operations of a wide product of these shapes, as an estimate of integers and outliers together."""
     return 2 * int(x[0]) * int(x[1]) * int(codes[0])
 
 
 def integer_product(numbers: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """The product of rows of 8-bit integers with a matrix in the form int8, in float32; a block's sums are exact."""
+    """The product `numbers` w^T of rows of 8-bit integers with w in the form int8, in float32, (rows, outputs).
+
+    The sums within a block of inputs are exact.
+    """
     found = torch.zeros((len(numbers), len(codes)), dtype=torch.float32, device=numbers.device)
     weights = codes.view(torch.int8)
     # A scale belongs to a block of inputs, so integers are summed within blocks and no further.
@@ -70,13 +73,13 @@ def integer_product(numbers: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def _rounded(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """(integers of 8 bits, their scale) of each row."""
+    """(rows rounded to 8-bit integers, scale of each row, (rows, 1))."""
     scale = flat.abs().amax(1, keepdim=True).float() / 127
     return (flat.float() / torch.where(scale > 0, scale, 1.0)).round_().to(torch.int8), scale
 
 
 def _integers(left: Tensor, right: Tensor) -> Tensor:
-    """The product left right^T in int32; zeros fill up the sides that torch's own does not take."""
+    """The product left right^T of 8-bit integers in int32; sides that torch does not take are padded with zeros."""
     rows, outputs = len(left), len(right)
     left = torch.nn.functional.pad(left, (0, -left.shape[1] % _UNIT, 0, max(0, _LEAST_ROWS - rows)))
     right = torch.nn.functional.pad(right, (0, -right.shape[1] % _UNIT, 0, -outputs % _UNIT))

@@ -26,7 +26,7 @@ def number_type(form: Form) -> torch.dtype:
     """The dtype of the numbers of a form that has scales along rows.
 
     Raises:
-        ConfigError: no form of this kind has this name.
+        ConfigError: the form is not of this kind.
     """
     match form:
         case Form.FLOAT8:
@@ -39,12 +39,12 @@ def number_type(form: Form) -> torch.dtype:
 
 
 class Kernel(Protocol):
-    """A library's function that makes a wide matrix from narrow numbers, as bytes, and the scales of their blocks."""
+    """A function of a library that widens a stored matrix: `kernel(numbers, scales, form, shape, dtype)`."""
 
     def __call__(
         self, numbers: Tensor, scales: Tensor, form: Form, shape: tuple[int, int], dtype: torch.dtype
     ) -> Tensor:
-        """The wide matrix."""
+        """The wide matrix of this shape and dtype, from its numbers as bytes and the scales of their blocks."""
         ...
 
 
@@ -56,7 +56,7 @@ def suits(form: Form, columns: int) -> bool:
 def operators(name: str) -> Any:
     """The namespace of operators that the library with this name adds to torch.
 
-    Raises ImportError without the library.
+    Raises ImportError if the library is not installed.
     """
     reveal()
     import_module(name)
@@ -64,9 +64,9 @@ def operators(name: str) -> Any:
 
 
 def kernel_of(library: Any) -> Kernel:
-    """The kernel for all forms from bitsandbytes' namespace of operators.
+    """The kernel for all forms, made of bitsandbytes' operators, `library`.
 
-    Raises AttributeError where its version lacks one.
+    Raises AttributeError if its version lacks one of them.
     """
     return partial(_widened, library.dequantize_4bit, library.dequantize_blockwise)
 
@@ -89,14 +89,14 @@ def _widened(
 
 @cache
 def kernel_on(device_type: str) -> Kernel | None:
-    """The kernel that widens stored matrices on this type of device ("cuda"); None: torch's own operations do."""
+    """The kernel that widens stored matrices on this type of device, e.g. "cuda"; None: torch's own operations do."""
     return chosen(device_type, operators) if device_type == "cuda" else None
 
 
 def chosen(device_type: str, find: Callable[[str], Any]) -> Kernel | None:
     """The kernel of bitsandbytes, if it is there and passes a trial on the type of device; else None and a log line.
 
-    `find`: gives the operators of a library by its name.
+    `find(name)`: the operators of the library with this name.
     """
     try:
         kernel = kernel_of(find(LIBRARY))
@@ -115,7 +115,10 @@ def chosen(device_type: str, find: Callable[[str], Any]) -> Kernel | None:
 
 
 def _problem(kernel: Kernel, device_type: str) -> str:
-    """The trial's finding against a kernel; "" for none: random matrices of all forms in the dtype of training."""
+    """The fault that a trial finds in a kernel, in words; "" for none.
+
+    It widens random matrices of all forms to bfloat16.
+    """
     from diffusionpipe.models.parameters.forms import encode, parts_for_kernels, widened_by_torch
 
     shape = (64, 2 * INPUTS_OF_A_SCALE)

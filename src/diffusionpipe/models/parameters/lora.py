@@ -29,7 +29,7 @@ from diffusionpipe.models.parameters.lora_targets import (
 )
 
 DENOISERS = ("unet", "transformer")
-"""Denoisers whose adapters diffusers' pipelines save and load, by their names in a folder."""
+"""The components that are denoisers whose adapters diffusers' pipelines save and load."""
 _MAGNITUDE = ".lora_magnitude_vector."
 
 
@@ -38,16 +38,17 @@ class LoraSettings:
     """The settings of low-rank adapters (LoRA), as the recipe's section `lora` states them."""
 
     rank: int = 16
+    """The rank of adapters, but for layers in `rank_pattern`."""
     alpha: float | None = None
     """Numerator of the factor alpha / rank with which the adapters are added; None for alpha = rank."""
     target_modules: Targets = ATTENTION
     """Ends of the names of the linear layers and convolutions that get an adapter, or a word; `ATTENTION` stands for
     all linear layers of attention, under any names."""
     exclude: tuple[str, ...] = ()
-    """Ends of the names of those among them that get none."""
+    """Ends of the names of layers among the targets that get no adapter."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    """Other ranks, by ends of names; the longest end that fits holds. Their alphas follow, so that `scale` holds for
-    all."""
+    """End of layers' names -> their rank; the longest end that fits a name holds. Their alphas change too, so that
+    all adapters have the same `scale`."""
     dora: bool = False
     """Whether the norm of each row of a weight is trained apart from its direction (DoRA)."""
     rank_stabilized: bool = False
@@ -81,17 +82,17 @@ class LoraSettings:
 
 
 def needs_peft(error: ImportError) -> ModelError:
-    """The error for the user where peft, or a package that it imports, cannot be imported."""
+    """The error for the user if peft, or a package that it imports, cannot be imported."""
     return ModelError(f"lora needs peft ({error}); install it with pip install peft")
 
 
 def adapt(graph: LayerGraph, chosen: Collection[str], settings: LoraSettings) -> None:
     """Add adapters to the chosen components of a graph and freeze all other parameters; see `add_lora`.
 
-    A text encoder may be frozen before; its layers that some layer of the graph reads get adapters, the others none,
-    such as the last of SDXL's first encoder.
+    A text encoder may be frozen before. Its layers get adapters if some layer of the graph uses them, which is not so
+    for the last layer of SDXL's first encoder.
 
-    Raises ModelError as `add_lora`.
+    Raises ModelError for the same reasons as `add_lora`.
     """
     for name, component in graph.components.items():
         if name not in chosen:
@@ -104,10 +105,10 @@ def adapt(graph: LayerGraph, chosen: Collection[str], settings: LoraSettings) ->
 
 
 def add_lora(components: Mapping[str, nn.Module], trained: str | Collection[str], settings: LoraSettings) -> None:
-    """Adds adapters to the components `trained` (one, by its name, or several) and freezes all that they had before.
+    """Add adapters to the components `trained`, one name or several, and freeze all parameters that they had before.
 
     The adapters' parameters are on the meta device, for `materialize` to initialise them by name: no output changes
-    until the first step, because the second matrix is zero. Targets whose own weights are not to be trained get none:
+    until the first step, because the second matrix is zero. Targets whose own weights need no gradient get no adapter:
     their results are never read, see `unread`.
 
     Raises ModelError without peft, for a class that takes no adapters, if a target names nothing or only layers that
@@ -141,7 +142,10 @@ def inject(
     dora: bool = False,
     rank_stabilized: bool = False,
 ) -> None:
-    """Put adapters on the meta device into a component; `ranks` and `alphas` by the names of its layers.
+    """Put adapters on the meta device into a component.
+
+    `ranks`, `alphas`: name of each layer that gets an adapter -> its rank, its alpha. `dora`, `rank_stabilized`: as in
+    `LoraSettings`.
 
     Raises ModelError without peft.
     """
@@ -171,7 +175,7 @@ def inject(
 def _check_ranks(
     component: str, layers: Mapping[str, nn.Module], ranks: Mapping[str, int], settings: LoraSettings
 ) -> None:
-    """Refuses a rank that a layer is smaller than."""
+    """Check that no rank in `ranks` is larger than the smaller side of its layer. Raises ModelError if one is."""
     sides = {name: min(layer.weight.shape[:2]) for name, layer in layers.items()}  # type: ignore[index]
     worst = min(sides, key=lambda name: sides[name] - ranks[name])
     if ranks[worst] > sides[worst]:
@@ -194,18 +198,18 @@ def is_second_matrix(name: str) -> bool:
 
 
 def is_magnitude(name: str) -> bool:
-    """Whether a parameter of that name holds the norms that DoRA trains, one of each row of a weight."""
+    """Whether a parameter of that name holds the norms that DoRA trains, one for each row of a weight."""
     return _MAGNITUDE in name
 
 
 def adapted_layers(component: nn.Module) -> dict[str, int]:
-    """Name -> rank of the adapter, of each layer of the component that has one."""
+    """Name of each layer of the component that has an adapter -> rank of the adapter."""
     end = ".lora_A.default.weight"
     return {name.removesuffix(end): len(p) for name, p in component.named_parameters() if name.endswith(end)}
 
 
 def parameters_of(layer: str, adapter: Adapter) -> dict[str, Tensor]:
-    """Name -> tensor of an adapter's parameters in the component, e.g. "<layer>.lora_A.default.weight"."""
+    """Name in the component, e.g. "<layer>.lora_A.default.weight" -> tensor, of the parameters of an adapter."""
     found = {f"{layer}.lora_A.default.weight": adapter.down, f"{layer}.lora_B.default.weight": adapter.up}
     if adapter.magnitude is not None:
         found[f"{layer}{_MAGNITUDE}default.weight"] = adapter.magnitude

@@ -24,7 +24,7 @@ def save_adapters(
 ) -> None:
     """Write the adapters of components into a folder, as diffusers' `load_lora_weights(folder)` reads them.
 
-    `adapters`: component -> tensors by peft's names; see `adapter_tensors`.
+    `adapters`: component -> peft's name -> tensor. `modules`: component -> module. See `adapter_tensors`.
     """
     from safetensors.torch import save_file
 
@@ -34,10 +34,10 @@ def save_adapters(
 def adapter_tensors(
     adapters: Mapping[str, Mapping[str, Tensor]], modules: Mapping[str, nn.Module], settings: LoraSettings
 ) -> dict[str, Tensor]:
-    """The tensors, by name, of the file of adapters that diffusers loads.
+    """Name -> tensor of the file of adapters that diffusers loads.
 
-    `adapters`: component -> tensors by their names in it. Where the scale is not 1, the second matrices are scaled
-    instead: the file then needs no alpha, and readers without one add the same. diffusers overlooks adapters of a T5 in
+    `adapters`: component -> name in it -> tensor. The second matrices are multiplied by the scale of `settings`: the
+    file then needs no alpha, and readers that look for none add the same. diffusers overlooks adapters of a T5 in
     this file; `load_adapters` reads them.
     """
     from peft import get_peft_model_state_dict
@@ -65,7 +65,7 @@ def adapter_tensors(
 
 
 def layer_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Adapter]:
-    """Layer -> adapter of one component, from its tensors under peft's names."""
+    """Name of a layer -> its adapter, for one component, from the tensors under peft's names."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in adapters.items():
         layer, _, kind = name.partition(".lora_")
@@ -83,12 +83,13 @@ def adapted_components(folder: Path) -> tuple[str, ...]:
 
 
 def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
-    """Adds the adapters that a folder's file has for this component, in float32, or replaces their values.
+    """Put the adapters that a folder's file has for a component into `module`, in float32 at least.
 
-    Adapters of layers without values stay without.
+    Adapters that the module has already get the file's values. If its weights are on the meta device, adapters get no
+    values.
 
     Raises:
-        ModelError: the file has none, they do not fit, or peft is missing.
+        ModelError: the file has no adapters of the component, they do not fit, or peft is missing.
     """
     stored = read_adapters(folder / ADAPTERS)
     own = stored.only(component)
@@ -120,7 +121,7 @@ def has_norms(folder: Path) -> bool:
 
 
 def merge_adapters(module: nn.Module) -> None:
-    """Add the adapters of a module to its real weights and remove them: it is then as if it had none."""
+    """Add the products of a module's adapters to its weights, which are real, and remove the adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in list(module.named_modules()):

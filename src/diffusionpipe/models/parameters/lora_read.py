@@ -21,7 +21,7 @@ from diffusionpipe.models.parameters.stored import opened
 
 ADAPTERS = "pytorch_lora_weights.safetensors"
 PEFT = "base_model.model."
-"""The start of all names in a file of peft, which does not say which component they belong to."""
+"""The start of all names in a file of peft; the names do not contain the component."""
 _OF_PEFT = "adapter_model"
 _CONFIG = "adapter_config.json"
 _HEADER = "lora_adapter_metadata"
@@ -32,12 +32,17 @@ class StoredAdapters:
     """The tensors and the settings of a file of adapters."""
 
     file: Path
+    """The path of the file."""
     tensors: Mapping[str, Tensor]
+    """Name in the file -> tensor."""
     settings: Mapping[str, Any]
-    """The settings of peft, e.g. "unet.lora_alpha"; peft's own, of one component, have no name before them."""
+    """Key -> setting of peft. A key begins with the component, e.g. "unet.lora_alpha", but not in peft's own files."""
 
     def scale(self, component: str, layer: str, rank: int) -> float:
-        """The factor of an adapter without an alpha tensor, by the file's settings; 1 if these have no alpha."""
+        """The scale of a layer's adapter of this rank by the file's settings; 1 if they have no alpha.
+
+        It is for adapters without an alpha tensor.
+        """
         start = f"{component}." if f"{component}.lora_alpha" in self.settings else ""
         alpha = self.settings.get(f"{start}lora_alpha")
         if alpha is None:
@@ -48,12 +53,12 @@ class StoredAdapters:
         return float(next(fitting, alpha)) / (sqrt(rank) if self.settings.get(f"{start}use_rslora") else rank)
 
     def only(self, component: str) -> Mapping[str, Tensor]:
-        """The tensors whose names begin with the component's name and a dot."""
+        """Name in the file -> tensor, for names that begin with the component's name and a dot."""
         return {name: tensor for name, tensor in self.tensors.items() if name.startswith(f"{component}.")}
 
 
 def adapter_file(place: Path) -> Path:
-    """The path of a file of adapters: `place` itself, or the one in that folder of diffusers, of peft or of a run.
+    """The path of a file of adapters: `place` itself, or the file in this folder of diffusers, of peft or of a run.
 
     Raises ModelError if there is none, or a folder holds several.
     """
@@ -73,7 +78,7 @@ def adapter_file(place: Path) -> Path:
 
 
 def read_adapters(file: Path) -> StoredAdapters:
-    """All tensors of a file of adapters, in host memory, with its settings.
+    """The tensors of a file of adapters, in host memory, and its settings.
 
     Raises ModelError if it cannot be read.
     """

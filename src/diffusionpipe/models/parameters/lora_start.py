@@ -28,10 +28,10 @@ Adapters = dict[str, dict[str, Adapter]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedAdapters:
-    """First values of adapters that come from a file, and sentences for the user about those that differ from it."""
+    """The first values of adapters, from a file, and sentences for the user about adapters that differ from it."""
 
     values: Mapping[str, Tensor] = field(default_factory=dict)
-    """The first values of the adapters, by canonical name; a value of a lower rank is the first part of its
+    """Canonical name of an adapter's parameter -> its first value; a value of a lower rank is the first part of its
     parameter."""
     said: tuple[str, ...] = ()
     """Sentences for the user about resized adapters, and about layers without an adapter in the file."""
@@ -47,7 +47,7 @@ def started_adapters(
     largest singular values. `pipeline`: the class of the graph's pipeline.
 
     Raises:
-        ModelError: the file cannot be read, or its adapters are of other layers, shapes, ranks or kinds than these.
+        ModelError: the file cannot be read, or its adapters have other layers, shapes, ranks or kinds than the graph's.
     """
     modules = {name: module for name, module in graph.components.items() if _can_have_adapters(name, module)}
     wanted = {name: ranks for name, module in modules.items() if (ranks := adapted_layers(module))}
@@ -73,7 +73,7 @@ def started_adapters(
 
 
 def resized(adapter: Adapter, rank: int) -> tuple[Adapter, float, float]:
-    """(adapter of `rank` nearest to one of a higher rank, squared norm of the lost part, squared norm of all).
+    """(adapter of rank `rank` nearest to the given one, squared norm of the lost part, squared norm of the whole).
 
     With up = Q1 R1 and down^T = Q2 R2 the product has the singular values of R1 R2^T. All of them go into the second
     matrix, as in kohya-ss/sd-scripts, networks/resize_lora.py, which computes them from the whole product.
@@ -100,7 +100,7 @@ def _can_have_adapters(name: str, module: nn.Module) -> bool:
 
 
 def _files(place: Path, modules: Mapping[str, nn.Module]) -> list[tuple[str | None, Path]]:
-    """The files that a path means, and the component of each where a folder for each component says it."""
+    """(component, path) of each file of adapters at `place`; (None, path) unless each component has a folder."""
     parts = [(name, place / name) for name in modules if (place / name / "adapter_config.json").is_file()]
     if parts:
         return [(name, adapter_file(folder)) for name, folder in parts]
@@ -108,7 +108,7 @@ def _files(place: Path, modules: Mapping[str, nn.Module]) -> list[tuple[str | No
 
 
 def _read_finite(file: Path) -> StoredAdapters:
-    """The file's adapters. Raises ModelError if it cannot be read, or some number in it is not finite."""
+    """The contents of a file of adapters. Raises ModelError if it cannot be read or has a non-finite number."""
     try:
         stored = read_adapters(file)
     except ModelError as error:
@@ -124,7 +124,13 @@ def _read_finite(file: Path) -> StoredAdapters:
 def _adapters_in(
     stored: StoredAdapters, modules: Mapping[str, nn.Module], pipeline: str, ranks: Mapping[str, Mapping[str, int]]
 ) -> Adapters:
-    """The adapters of a file by component and layer."""
+    """Component -> layer -> adapter, from a file.
+
+    `ranks`: component -> layer -> expected rank.
+
+    Raises:
+        ModelError: the file does not fit the model, or fits several components.
+    """
     if others := [name for name in stored.tensors if name.endswith(_OTHER_NORMS)]:
         raise ModelError(
             f"lora.start: {stored.file} holds norms of DoRA by another rule ({others[0]}); start from a file without "
@@ -166,7 +172,13 @@ def _reader(
 
 
 def _those_wanted(file: str, read: Adapters, wanted: Mapping[str, Mapping[str, int]], graph: LayerGraph) -> Adapters:
-    """The adapters of layers that have one here; others are refused, unless they add nothing to what is read."""
+    """Component -> layer -> adapter of `read`, for the layers in `wanted`, which have an adapter in the graph.
+
+    `file`: its path, for errors. `wanted`: component -> layer -> rank.
+
+    Raises:
+        ModelError: the file has other adapters that change a result, or none of these.
+    """
     lost = [
         f"{component}.{layer}"
         for component, layers in read.items()
@@ -208,7 +220,7 @@ def _is_read(graph: LayerGraph, component: str, layer: str) -> bool:
 
 
 def _check_kinds(file: str, found: Adapters, settings: LoraSettings) -> None:
-    """Refuses norms of DoRA for adapters without norms."""
+    """Check that the file has no norms of DoRA if the run's adapters have none. Raises ModelError if it has."""
     if not settings.dora and any(one.magnitude is not None for own in found.values() for one in own.values()):
         raise ModelError(f"lora.start: {file} holds adapters of DoRA; set lora.dora = true, or give another file")
 
@@ -225,7 +237,13 @@ def _new_layers(file: str, found: Adapters, wanted: Mapping[str, Mapping[str, in
 def _fitted(
     file: str, found: Adapters, wanted: Mapping[str, Mapping[str, int]], *, resizes: bool
 ) -> tuple[Adapters, list[str]]:
-    """Adapters of at most the wanted ranks, and a sentence about what it cost."""
+    """(the adapters with at most the wanted ranks, [a sentence about the lost part] or [] if all ranks are the same).
+
+    `wanted`: component -> layer -> rank.
+
+    Raises:
+        ModelError: a rank differs, and `resizes` is False.
+    """
     other = {
         f"{component}.{layer}": (adapter.rank, wanted[component][layer])
         for component, own in found.items()
@@ -261,12 +279,12 @@ def _fitted(
 
 
 def _at_scale(adapter: Adapter, scale: float) -> Adapter:
-    """The same product with another scale."""
+    """An equal adapter with this scale: its second matrix is divided by it and multiplied by the old scale."""
     return replace(adapter, up=adapter.up.to(_wide(adapter.up)) * (adapter.scale / scale), scale=scale)
 
 
 def _wide(matrix: Tensor) -> torch.dtype:
-    """The type in which a matrix is computed with: float32, or float64 of a file that has it."""
+    """The dtype in which to compute with a matrix: float64 if it has that dtype, else float32."""
     return torch.promote_types(matrix.dtype, torch.float32)
 
 

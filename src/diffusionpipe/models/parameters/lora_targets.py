@@ -9,12 +9,12 @@ from diffusionpipe.costs.graph import ATTENTION
 from diffusionpipe.errors import ModelError
 
 _FUSED = "to_qkv_mlp_proj"
-"""FLUX.2's single-stream attention has one layer for its inputs, and "to_out" for its output."""
+"""The name of the one layer for all inputs in FLUX.2's single-stream attention; its output layer is "to_out"."""
 
 _CLIP = (("q_proj", "k_proj", "v_proj", "out_proj"), ("fc1", "fc2"))
 _T5 = (("q", "k", "v", "o"), ("wi", "wi_0", "wi_1", "wo"))
 _ENCODERS = {"CLIPTextModel": _CLIP, "CLIPTextModelWithProjection": _CLIP, "T5EncoderModel": _T5}
-"""Ends of the names of the linear layers in each block of a text encoder, by its class: attention's, and the others."""
+"""Class of a text encoder -> ends of the names of the linear layers in its blocks: (attention's, the others')."""
 _LISTED = 3
 """The most names that an error message lists."""
 
@@ -23,8 +23,9 @@ class Breadth(StrEnum):
     """A word of `lora.target_modules` in place of layers' names: all linear layers, or all layers."""
 
     LINEAR = "linear"
+    """All linear layers."""
     ALL = "all"
-    """Convolutions too."""
+    """All linear layers and convolutions."""
 
 
 _KINDS: Mapping[Breadth, tuple[type[nn.Module], ...]] = {
@@ -47,7 +48,8 @@ def layers_to_adapt(
 ) -> dict[str, dict[str, nn.Module]]:
     """Component -> name -> layer, of the layers that get an adapter.
 
-    Layers whose own weights are not to be trained get none: their results are never read, see `unread`.
+    `exclude`: ends of the names of layers that get none. Layers whose own weights need no gradient get none either:
+    their results are never read, see `unread`.
 
     Raises ModelError for a target or an exclusion that names nothing, for layers that take no adapter, and for a
     component that would have none.
@@ -70,7 +72,7 @@ def ends_with(name: str, ends: Iterable[str]) -> str | None:
 
 
 def _named(module: nn.Module, targets: Targets) -> dict[str, nn.Module]:
-    """The modules of one component that the targets name, by their names."""
+    """Name -> module, of the modules of one component that the targets name."""
     kind, layers = type(module).__name__, dict(module.named_modules())
     if isinstance(targets, Breadth) and kind not in _ENCODERS:
         return {name: layer for name, layer in layers.items() if isinstance(layer, _KINDS[targets])}
@@ -86,7 +88,13 @@ def _named(module: nn.Module, targets: Targets) -> dict[str, nn.Module]:
 
 
 def _check_named(what: str, ends: Iterable[str], names: Mapping[str, Collection[str]]) -> None:
-    """Refuses ends that no name of any component has."""
+    """Check that a name of some component ends with each of `ends`.
+
+    `names`: component -> its names. `what`: the kind of things with these names, for errors.
+
+    Raises:
+        ModelError: no name has one of the ends.
+    """
     unused = [end for end in ends if not any(ends_with(name, (end,)) for own in names.values() for name in own)]
     if unused:
         has = "has" if len(names) == 1 else "have"
@@ -99,7 +107,11 @@ def _check_named(what: str, ends: Iterable[str], names: Mapping[str, Collection[
 def _checked(
     component: str, module: nn.Module, named: Mapping[str, nn.Module], targets: Targets, exclude: Collection[str]
 ) -> dict[str, nn.Module]:
-    """The named layers that get an adapter: read, and not excluded."""
+    """Name -> layer, of the layers among `named` that get an adapter: they are read and not excluded.
+
+    Raises:
+        ModelError: there are none, or one is neither linear nor a convolution.
+    """
     usual = _ENCODERS.get(type(module).__name__, (ATTENTION,))[0]
     chosen = {name: layer for name, layer in named.items() if not ends_with(name, exclude)}
     if not chosen:

@@ -27,7 +27,7 @@ _BESIDE_4_BITS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"
 _BESIDE_INT8 = (".SCB", ".weight_format")
 _SCALES = (".weight_scale", ".scale_weight", ".weight_scale_inv")
 _UNREAD = (".scale_input", ".input_scale")
-"""Scales of activations, for products in float8."""
+"""The ends of the names of scales of activations, for products in float8, which are not read."""
 _MARKS = ("scaled_fp8",)
 _UNKNOWN = {
     ".qweight": "GPTQ or AWQ",
@@ -40,7 +40,7 @@ _UNKNOWN = {
 
 
 def narrow_matrices(names: Collection[str]) -> dict[str, str]:
-    """Name of each narrow matrix in a file -> the end of the name of the tensor that says how it is stored.
+    """Name of each narrow matrix in a file -> end of the name of the tensor beside it that says how it is stored.
 
     >>> narrow_matrices(["a.weight", "a.weight.absmax", "a.weight.quant_state.bitsandbytes__nf4", "b.weight", "b.SCB"])
     {'a.weight': '.quant_state.bitsandbytes__nf4', 'b.weight': '.SCB'}
@@ -57,9 +57,9 @@ def narrow_matrices(names: Collection[str]) -> dict[str, str]:
 
 
 def refuse_unknown_storage(names: Collection[str], file: Path) -> None:
-    """Check by the names of a file's tensors that no weights are stored by a method that is not read.
+    """Check that no weights in a file are stored by a method that cannot be read.
 
-    Raises ModelError if some are.
+    `names`: the names of the file's tensors, which show the method. Raises ModelError if some are.
     """
     for name in names:
         for end, method in _UNKNOWN.items():
@@ -79,7 +79,7 @@ class WidenedFile:
         self._states: dict[str, Mapping[str, Any]] = {}
 
     def names(self) -> list[str]:
-        """The names of the file's tensors, but for those that say how others are stored."""
+        """The names of the file's tensors, without tensors that only say how others are stored."""
         return [name for name in self._tensors.names() if not self._is_beside(name)]
 
     def _is_beside(self, name: str) -> bool:
@@ -100,14 +100,14 @@ class WidenedFile:
         return found
 
     def metadata(self) -> dict[str, str]:
-        """The file's own texts by key; {} if it has none."""
+        """Key -> text in the file's header; {} if it has none."""
         found: dict[str, str] = self._tensors.metadata()
         return found
 
     def get(self, key: str) -> Tensor:
-        """A copy of a tensor in host memory; a narrow matrix in bfloat16, or float32 where its numbers are.
+        """A copy of a tensor in host memory; a narrow matrix becomes bfloat16, or float32 if its file states that.
 
-        Raises ModelError where scales do not fit the matrix.
+        Raises ModelError if scales do not fit the matrix.
         """
         stored: Tensor = self._tensors.get(key)
         end = self._ends.get(key)
@@ -126,12 +126,13 @@ class WidenedFile:
         return _times(stored, scales, self._file, key).to(torch.bfloat16)
 
     def _block_side(self, key: str, side: int, count: int) -> int:
-        """How many numbers of a side of a matrix have one scale, if it has `count` of them.
+        """The number of rows (or columns) of a block with one scale, along a side with `count` scales.
 
-        Files do not say it. All published ones have blocks of 128, of which the last may be cut.
+        `side`: the number of all rows (or columns) of the matrix `key`. Files do not state the size of blocks. All
+        published ones have blocks of 128, of which the last may be shorter.
 
         Raises:
-            ModelError: the side has blocks of another size, and they may be cut.
+            ModelError: the blocks do not have 128 numbers, nor equal sizes.
         """
         if ceil(side / _BLOCK) == count:
             return _BLOCK
@@ -152,7 +153,10 @@ class WidenedFile:
         return self._states[key]
 
     def _from_four_bits(self, key: str, stored: Tensor) -> Tensor:
-        """A matrix of two places in a table of 16 values a byte, the upper half first, times scales of blocks."""
+        """The wide matrix `key`, of the file's shape and dtype, from its 4-bit numbers and the scales of blocks.
+
+        A byte of `stored` holds two indices into a table of 16 values, the upper half first.
+        """
         state = self._state(key)
         scales: Tensor = self._tensors.get(f"{key}.absmax")
         if "nested_blocksize" in state:
@@ -171,7 +175,10 @@ class WidenedFile:
 
 
 def _times(stored: Tensor, scales: Tensor, file: Path, key: str) -> Tensor:
-    """The matrix times one scale, one for each row, or one for each number."""
+    """The matrix in float32 times its scales: one for all, one for each row, or one for each number.
+
+    Raises ModelError if the number of scales is another.
+    """
     if scales.numel() not in (1, len(stored), stored.numel()):
         raise ModelError(f"{file}: {scales.numel()} scales do not fit {key} of shape {tuple(stored.shape)}")
     if scales.numel() == len(stored):

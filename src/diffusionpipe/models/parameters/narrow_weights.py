@@ -27,22 +27,24 @@ def is_narrow(tensor: Tensor) -> bool:
 
 
 def upcast_in_forward(layer: Layer) -> Layer:
-    """The same layer, with narrow weights widened to float32 while it runs.
+    """The layer with another `run`, which widens narrow weights to float32 while it runs.
 
-    Under autocast they stay narrow: it reads them so. Not for training: values written to the weights are lost.
+    Under autocast they stay narrow, because autocast reads them so. It is not for training: values that are written to
+    the weights are lost.
     """
     return replace(layer, run=_Widening(layer))
 
 
 @dataclass(frozen=True, slots=True)
 class _Widening:
-    """A layer's `run`."""
+    """The `run` of a layer whose narrow weights are float32 while it runs."""
 
     layer: Layer
+    """The layer with its own `run`."""
 
     @property
     def tables(self) -> Any:
-        """The tables of the layer's own `run`; None if it has none."""
+        """The `ConstantTables` of the layer's own `run`; None if it has none."""
         return getattr(self.layer.run, "tables", None)
 
     def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -57,7 +59,7 @@ class _Widening:
 
 @contextmanager
 def _wide(parameters: tuple[nn.Parameter, ...]) -> Iterator[None]:
-    """The parameters are float32 within the block."""
+    """Within the block, the parameters hold their values in float32; after it, their own tensors again."""
     stored = [parameter.data for parameter in parameters]
     try:
         for parameter in parameters:

@@ -48,22 +48,22 @@ class StoredWeights:
     """The files that hold the weights of one component: one file, or shards with their index."""
 
     files: tuple[Path, ...]
-    """One file, or its shards."""
+    """The path of the one file, or of each shard."""
     index: Path | None
     """The JSON file that names the shard of each tensor; None for one file."""
     variant: str | None
-    """E.g. "fp16"; None for the plain files."""
+    """The variant in the files' names, e.g. "fp16"; None for plain files."""
     stem: str
-    """How the name begins, e.g. "model"."""
+    """The start of the files' names, e.g. "model"."""
 
     @property
     def source(self) -> Path:
-        """The path to name in messages: the index of shards, the file itself, or the whole model's single file."""
+        """The path that messages name: the index of shards, the file itself, or the whole model's single file."""
         first = self.files[0]
         return self.index or (file_behind(first) if first.name == POINTER else first)
 
     def plain_name(self, file: Path) -> str:
-        """The name of one of the files, or of the index, without the variant.
+        """The name of one of the files, or of the index, with the variant left out.
 
         >>> stored = StoredWeights(files=(Path("model.fp16.bin"),), index=None, variant="fp16", stem="model")
         >>> stored.plain_name(stored.files[0])
@@ -80,23 +80,23 @@ class Tensors(Protocol):
         ...
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor, whose values are not read for it."""
+        """The shape of the tensor with this name; its values are not read."""
         ...
 
     def get(self, key: str) -> Tensor:
-        """A copy of a tensor in host memory."""
+        """A copy of the tensor with this name, in host memory."""
         ...
 
     def metadata(self) -> dict[str, str]:
-        """The file's own texts by key; {} if it has none."""
+        """Key -> text in the file's header; {} if it has none."""
         ...
 
 
 def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | None:
     """The files that hold a component's weights; None if the folder holds none.
 
-    Files of the `variant` go first; where there are none of it, it is ignored. Then plain files go before the only
-    variant.
+    Files of the `variant` go first; if there are none, it is ignored. Then plain files go before files of another
+    variant, if there is only one.
 
     Raises:
         ModelError: several variants without a plain file; an index or a file that cannot be read.
@@ -124,7 +124,7 @@ def stored_weights(folder: Path, variant: str | None = None) -> StoredWeights | 
 
 
 def missing_weights(folder: Path, why: str) -> str:
-    """The message where `stored_weights` finds nothing: the files that are there, and `why` weights are needed."""
+    """The message for a folder without weights: the files that it has, and then `why` weights are needed."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     there = f"it has {listed}" if names else "it is empty" if folder.is_dir() else "there is no such folder"
@@ -136,7 +136,7 @@ def opened(file: Path) -> Iterator[Tensors]:
     """Within the block, the tensors of a file, read one by one; matrices stored narrow with scales are wide.
 
     Raises:
-        ModelError: it is damaged, cut short, or holds anything but tensors; it stores matrices in an unknown way.
+        ModelError: the file is damaged, cut short, holds anything but tensors, or stores matrices in an unknown way.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -154,7 +154,10 @@ def opened(file: Path) -> Iterator[Tensors]:
 
 
 def _as_wide(tensors: Tensors, file: Path) -> Tensors:
-    """The tensors, those that are stored narrow with scales as wide ones."""
+    """The open file, which returns matrices that are stored narrow as wide ones.
+
+    Raises ModelError for a file that stores matrices in an unknown way.
+    """
     names = tensors.names()
     refuse_unknown_storage(names, file)
     return WidenedFile(tensors, file) if narrow_matrices(set(names)) else tensors
@@ -196,9 +199,9 @@ class _Bin:
 
 
 def _read_bin(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file that torch.save wrote. They stay in the file until they are copied.
+    """Name -> tensor of a file that torch.save wrote; values stay in the file until they are copied.
 
-    Raises ModelError.
+    Raises ModelError if it is damaged, or holds anything but tensors.
     """
     try:
         try:
@@ -221,9 +224,10 @@ def _read_bin(file: Path) -> dict[str, Tensor]:
 
 
 def _complete(folder: Path) -> Iterator[tuple[tuple[str | None, str], Callable[[], StoredWeights]]]:
-    """((variant, ending), the files) of each complete set with a name that diffusers or transformers gives.
+    """((variant, ending), function that returns the files) of each set of weights with names of known libraries.
 
-    The first one to read comes last: files of diffusers' names, and among these the shards of an index.
+    The libraries are diffusers and transformers. The set to prefer comes last: with diffusers' names, and among these
+    the shards of an index.
     """
     if not folder.is_dir():
         return
@@ -250,7 +254,7 @@ def _files_of(path: Path, match: re.Match[str], variant: str | None) -> Callable
 
 
 def _checked(stored: StoredWeights) -> StoredWeights:
-    """The same. Raises ModelError for a link that points nowhere, an empty file, a FIFO or a device."""
+    """The given files. Raises ModelError for a link that points nowhere, an empty file, a FIFO or a device."""
     for file in stored.files:
         problem = problem_of_file(file)
         if problem is None and not file.exists():
@@ -263,7 +267,7 @@ def _checked(stored: StoredWeights) -> StoredWeights:
 
 
 def _shards(index: Path) -> list[str]:
-    """The names of the shards in an index. Raises ModelError for one that names anything but files beside it."""
+    """The sorted names of the shards in an index. Raises ModelError if they are not files beside it."""
     try:
         content = read_json(index)
     except (OSError, ValueError) as error:

@@ -29,14 +29,16 @@ class WeightFacts:
     dtype: torch.dtype
     """The dtype of the layer's other weights."""
     device: torch.device
+    """The device of the codes."""
     shape: torch.Size
+    """The shape of the wide weight."""
 
 
 class StoredLinear(nn.Linear):
     """A frozen linear layer that has narrow `codes` and `scales` in place of its weight."""
 
     def __init__(self, form: Form, like: nn.Linear) -> None:
-        """A layer of the shape of `like`, with its bias; codes and scales are empty, on the device of its weight."""
+        """Make a layer of the shape of `like`, with its bias; codes and scales are empty, on its weight's device."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.form = like.in_features, like.out_features, form
         self.multiplies_integers = False
@@ -55,7 +57,7 @@ class StoredLinear(nn.Linear):
         return WeightFacts(dtype=self._dtype, device=self.codes.device, shape=shape)
 
     def encoded(self, weight: Tensor) -> dict[str, Tensor]:
-        """The tensors `codes` and `scales` that store a weight (outputs, inputs) in the layer's form."""
+        """{"codes": ..., "scales": ...}: the tensors that store a weight (outputs, inputs) in the layer's form."""
         codes, scales = encode(self.form, weight.detach())
         return {"codes": codes, "scales": scales}
 
@@ -75,7 +77,7 @@ class StoredLinear(nn.Linear):
 
 
 def as_autocast(x: Tensor) -> Tensor:
-    """The tensor in autocast's dtype where autocast is on, float64 excepted; else as it is."""
+    """The tensor in autocast's dtype if autocast is on for its device and it is not float64; else as it is."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(kind))
@@ -83,7 +85,10 @@ def as_autocast(x: Tensor) -> Tensor:
 
 
 class _Product(Function):
-    """x w^T of a stored w. Between forward and backward nothing is kept but what is stored anyway."""
+    """The product x w^T (and the bias) of a stored layer, for autograd.
+
+    Between forward and backward it keeps only the layer, whose codes and scales are there anyway.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: StoredLinear) -> Tensor:
@@ -102,8 +107,8 @@ class _Product(Function):
 def store(graph: LayerGraph, form_of: Callable[[str], Form | None], *, multiplies_integers: bool = False) -> None:
     """Replace the frozen linear layers of a graph's components by stored ones, with codes in place of weights.
 
-    Weights that are there are encoded; others get their values later. `form_of` gives the form of a component's layers,
-    None for as they are. Adapters are added before. A layer stays as it is if it is trained, if its forward is not
+    Real weights are encoded; meta weights get their values later. `form_of(component)`: the form of its layers; None to
+    leave them as they are. Adapters are added before. A layer stays as it is if it is trained, if its forward is not
     torch's own, or if its weight is read by anything but its forward. `multiplies_integers`: layers in int8 multiply
     integers (`int8_product`).
     """
@@ -125,7 +130,10 @@ def _stored(form: Form, layer: nn.Linear) -> StoredLinear:
 
 
 def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """(module, name in it, linear layer) of all frozen linear layers of a component that only their forward reads."""
+    """(parent module, name in it, layer) of each frozen linear layer of a component that can be stored narrow.
+
+    Only its own forward reads its weight. `name`: the component's name.
+    """
     # A list, because the caller replaces layers while it walks.
     for _, parent, key, layer in list(layers_read_alone(graph, name, component, (nn.Linear,))):
         if not any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
@@ -136,9 +144,9 @@ def _storable(graph: LayerGraph, name: str, component: nn.Module) -> Iterator[tu
 def layers_read_alone(
     graph: LayerGraph, name: str, component: nn.Module, kinds: tuple[type[nn.Module], ...]
 ) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
-    """(name, parent module, name in it, layer) of layers of these classes whose weight only their own forward reads.
+    """(name, parent module, name in it, layer) of layers of the classes `kinds` whose weight only their forward reads.
 
-    `name`: of the component.
+    `name`: the name of the component.
     """
     read = {part for layer in graph.layers if layer.component == name for part in layer.modules}
     # A tied weight has several owners and cannot be replaced in one of them alone.
@@ -161,12 +169,12 @@ def layers_read_alone(
 
 
 def stored_layers(component: nn.Module) -> dict[str, StoredLinear]:
-    """Name -> layer, of the stored layers of a component."""
+    """Name in the component -> layer, for its layers that are stored narrow."""
     return {name: module for name, module in component.named_modules() if isinstance(module, StoredLinear)}
 
 
 def parts_of(name: str, component: nn.Module) -> tuple[str, ...]:
-    """The canonical names of all codes and scales in a component; `name`: of the component."""
+    """The canonical names of all codes and scales in a component; `name`: the component's name."""
     return tuple(f"{name}.{path}.{part}" for path in stored_layers(component) for part in ("codes", "scales"))
 
 
@@ -176,9 +184,9 @@ def scales_of(component: nn.Module) -> tuple[str, ...]:
 
 
 def wide_weights(tensors: Mapping[str, Tensor], stored: Mapping[str, StoredLinear]) -> dict[str, Tensor]:
-    """The tensors by name, with a weight on the meta device in place of a stored layer's codes and scales.
+    """Name -> tensor, with a weight on the meta device in place of a stored layer's codes and scales.
 
-    A component's files have such names. `stored`: the stored layers, by name.
+    These are the names in a component's files. `tensors`: of the component, by name. `stored`: see `stored_layers`.
     """
     found = {}
     for name, tensor in tensors.items():

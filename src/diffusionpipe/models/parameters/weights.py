@@ -27,8 +27,7 @@ _MOVED = (
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("model.", ""),
 )
-"""(old, new) beginnings of names in language models that see pictures, and in language models stored with their head.
-"""
+"""(old start, new start) of tensors' names in language models that see pictures or are stored with their head."""
 _NOT_STORED_ANY_MORE = ("position_ids", "lm_head.weight")
 _READ_BY_AUTOCAST = (
     nn.Linear.forward,
@@ -38,9 +37,9 @@ _READ_BY_AUTOCAST = (
     StoredLinear.forward,
 )
 _LISTED = 3
-"""Tensors that an error lists of each kind."""
+"""The most tensors of each kind that an error lists."""
 _ALIGNED = 64
-"""Bytes: torch's own tensors on a CPU begin at multiples of it."""
+"""The number of bytes at whose multiples torch's own tensors on a CPU begin."""
 
 
 def materialize(
@@ -60,21 +59,21 @@ def materialize(
 ) -> None:
     """Give real values to the parameters and buffers of the submodules that these layers use, in place.
 
-    Of a component with a source only the tensors of these layers are read from its files. Parameters of a component
-    without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator keyed by
-    (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are here, and
-    the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero, and DoRA
-    starts from the norms of the weights.
+    `sources`: component -> files of its weights, or None. Of a component with files only the tensors of these layers
+    are read. Parameters of a component without files are initialised by the `reset_parameters` of their modules, on the
+    CPU, under a generator keyed by (seed, canonical name of the module): the values depend on nothing else, above all
+    not on which layers are here, and the global generator stays as it was. Adapters are initialised so too, because the
+    files do not hold them; their second matrix is zero, and DoRA starts from the norms of the weights.
 
-    Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
-    component without parameters keep theirs. Codes and scales of stored layers keep theirs; each weight is encoded as
-    soon as it is read, so no more than one is there as it was read. With `frozen_dtype` what `factors` names of frozen
-    parameters takes that, and with `trained_dtype` what it names of trained ones. With `keeps_narrow` parameters that
-    are stored in fewer bytes than float32 stay as they are stored.
+    Parameters that are real already keep their values. Floating parameters and buffers get the dtype `dtype`; the
+    buffers of a component without parameters, and the codes and scales of stored layers, keep their own. Each weight of
+    a stored layer is encoded as soon as it is read, so only one is wide at a time. With `frozen_dtype` the frozen
+    parameters that `factors` names get that dtype, and with `trained_dtype` the trained ones. With `keeps_narrow`
+    parameters that are stored in fewer bytes than float32 keep the dtype of the file.
 
-    `started`: values by canonical name, of adapters each the first part of a value of a higher rank. Parameters in
-    `skip_values` get room, of which nothing is read or written: their values will come from elsewhere. `on_value` is
-    called with the canonical name of every tensor that is in its place.
+    `started`: canonical name -> first value; a value of a lower rank than its adapter replaces only the first part.
+    Parameters in `skip_values` get memory without values, which will come from elsewhere. `on_value` is called with the
+    canonical name of each tensor when it has its value.
 
     Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
     """
@@ -132,10 +131,10 @@ def materialize(
 
 
 def factors(graph: LayerGraph, *, is_trained: bool) -> frozenset[str]:
-    """Canonical names of the trained, or else the frozen, weights and biases of linear layers and convolutions.
+    """The canonical names of the weights and biases of linear layers and convolutions, trained ones or frozen ones.
 
-    Autocast reads them in its own dtype wherever they are used, so that stored in it they give the same bits. Norms and
-    embeddings are read as they are stored.
+    Autocast casts them to its own dtype wherever they are used, so that they give the same bits if they are stored in
+    it. Norms and embeddings are read as they are stored.
     """
     return frozenset(
         f"{component}.{path}.{name}" if path else f"{component}.{name}"
@@ -148,7 +147,7 @@ def factors(graph: LayerGraph, *, is_trained: bool) -> frozenset[str]:
 
 
 def _is_read_by_autocast(kind: type[nn.Module]) -> bool:
-    """Whether torch's own forward alone reads the weights: the class has it, or its own forward calls it by `super()`.
+    """Whether only torch's own forward reads the weights: the class has it, or its own forward calls it by `super()`.
 
     A causal convolution is such a class: it pads its input and leaves the rest to torch.
     """
@@ -164,7 +163,7 @@ def _is_read_by_autocast(kind: type[nn.Module]) -> bool:
 
 
 def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> dict[str, Tensor]:
-    """Parameters and buffers that the layers use of one component, by canonical name within the component."""
+    """Name in the component -> parameter or buffer that these layers use, for one component."""
     component = graph.components[component_name]
     here = [layer for layer in graph.layers if layer.component == component_name and layer.name in layers]
     parameters = {parameter for layer in here for parameter in own_parameters(layer, component)}
@@ -180,9 +179,9 @@ def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> 
 def _placed(
     component: nn.Module, values: Mapping[str, Tensor], device: torch.device, dtypes: Mapping[str, torch.dtype]
 ) -> Iterator[str]:
-    """Puts the values, moved and cast, in place of the tensors of these names, wherever those are tied to.
+    """Replace tensors of a component by values, moved to `device` and cast; yields each name when that is done.
 
-    Yields each name when its tensor is there.
+    `values`, `dtypes`: name in the component -> value, -> dtype. Tied tensors are replaced together.
     """
     has_parameters = any(True for _ in component.parameters())
     # All places of a tensor, so that tied ones stay one tensor.
@@ -211,7 +210,7 @@ def _placed(
 
 
 def _with_own_memory(value: Tensor) -> Tensor:
-    """The tensor, copied where it lies in a mapped file or is a part of another one.
+    """The tensor, or a copy of it if it is in a mapped file or is a part of another tensor.
 
     A tensor lies anywhere in a file, and a product of one row rounds otherwise where its weight does not begin at a
     multiple of 16 bytes: the same model in another file would have other last digits in float32.
@@ -225,7 +224,10 @@ def _with_own_memory(value: Tensor) -> Tensor:
 def _initialised(
     component_name: str, component: nn.Module, needed: Mapping[str, Tensor], seed: int, problems: list[str]
 ) -> dict[str, Tensor]:
-    """Values of the needed parameters that are on the meta device."""
+    """Name in the component -> initial value, of the needed parameters that are on the meta device.
+
+    A sentence for each that cannot be initialised is added to `problems`.
+    """
     values: dict[str, Tensor] = {}
     missing = [name for name, tensor in needed.items() if tensor.is_meta and not is_magnitude(name)]
     for path in dict.fromkeys(name.rpartition(".")[0] for name in missing):
@@ -244,7 +246,11 @@ def _initialised(
 
 
 def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> dict[str, Tensor]:
-    """The values of a module's own parameters after `reset_parameters` on the CPU; the module stays as it was."""
+    """Name in the component -> value of a module's parameter after `reset_parameters` on the CPU.
+
+    The module stays as it was. `own`: name in the component -> name in the module. `canonical`: the module's canonical
+    name, which is the key of the random numbers with `seed`.
+    """
     if isinstance(module, StoredLinear):
         layer = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta")
         drawn = _reset(layer, {name: name for name, _ in layer.named_parameters()}, canonical, seed)
@@ -268,7 +274,10 @@ def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> di
 
 
 def _started(component_name: str, values: Mapping[str, Tensor], started: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The given ones of these values; beyond a lower rank they stay as they are, zero in a second matrix."""
+    """Name in the component -> value, for the names in `values` for which `started` has a value.
+
+    A started value of a lower rank replaces the first part; the rest stays, which is zero in a second matrix.
+    """
     found = {}
     for name in values:
         given = started.get(f"{component_name}.{name}")
@@ -281,7 +290,10 @@ def _started(component_name: str, values: Mapping[str, Tensor], started: Mapping
 
 
 def _magnitudes(component: nn.Module, values: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The norms that DoRA starts from, of weights and adapters together: plain adapters would give the same result."""
+    """Name in the component -> norms from which DoRA starts, for parameters of norms on the meta device.
+
+    They are the norms of weights and adapters together, so that the first result is the same as without norms.
+    """
     found = {}
     for name in (name for name, tensor in values.items() if is_magnitude(name) and tensor.is_meta):
         layer, _, _ = name.partition(".lora_magnitude_vector.")
@@ -307,11 +319,11 @@ def _keep_scale(norm: Any) -> None:
 
 
 _INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place_randomly, "RMSNorm": _keep_scale}
-"""Initialisers of classes that have no `reset_parameters`."""
+"""Name of a class without `reset_parameters` -> function that initialises a module of it."""
 
 
 def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) -> list[str]:
-    """Sentences about names and shapes in a component's files that are not its own; [] if all fit.
+    """[a sentence about all names and shapes in a component's files that do not fit it]; [] if all fit.
 
     No tensor is read.
 
@@ -329,7 +341,7 @@ def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) ->
 
 
 def fill(component_name: str, component: nn.Module, source: StoredWeights, *, device: torch.device) -> None:
-    """Give a component's parameters and stored buffers their values from its files, on the device and in float32.
+    """Set a component's parameters and stored buffers to their values in its files, on the device and in float32.
 
     Raises ModelError for weights that are damaged, or belong to another component.
     """
@@ -346,7 +358,7 @@ def fill(component_name: str, component: nn.Module, source: StoredWeights, *, de
 def tensors_of(
     component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
 ) -> dict[str, Tensor]:
-    """Name -> tensor of a component's named parameters and buffers, as its files hold them.
+    """Name -> tensor in the component's files, for these names of its parameters and buffers.
 
     Names that no file holds are left out.
 
@@ -358,7 +370,7 @@ def tensors_of(
 def tensors_in_turn(
     component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each named parameter and buffer that a component's files hold, read one after the other.
+    """(name, tensor) of each of these parameters and buffers that a component's files hold, read one after the other.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -370,7 +382,7 @@ def tensors_in_turn(
 
 
 def names_in(component: nn.Module, source: StoredWeights) -> dict[str, str]:
-    """Name of a component's tensor today -> its name in the component's files, where the two differ.
+    """Name of a component's tensor -> its other name in the component's files, for tensors that have one.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -384,14 +396,17 @@ def names_in(component: nn.Module, source: StoredWeights) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Misfits:
-    """Stored tensors that are not what a component has. Mutable: grows while files are read."""
+    """The tensors in which files and a component differ. Mutable: it grows while files are read."""
 
     missing: list[str] = field(default_factory=list)
+    """Canonical names of tensors that no file has."""
     unexpected: list[str] = field(default_factory=list)
+    """Names in files that the component does not have."""
     misshapen: list[str] = field(default_factory=list)
+    """Clauses that name a tensor with a wrong shape, and both shapes."""
 
     def sentences(self, source: StoredWeights) -> list[str]:
-        """One sentence with all of them, or none."""
+        """[a sentence about all these tensors], for an error about the files; [] if there are none."""
         parts = [
             f"{len(names)} tensor{'s' if len(names) > 1 else ''} {what} ({_listed(names)})"
             for what, names in (("missing", self.missing), ("unexpected", self.unexpected))
@@ -419,9 +434,9 @@ def _matched(
     widened: Collection[str],
     misfits: _Misfits,
 ) -> Iterator[tuple[Tensors, str, str]]:
-    """(open file, its name for a tensor, the component's name) of the needed tensors that are stored.
+    """(open file, name in the file, name in the component) of each tensor in `needed` that the files hold.
 
-    Of the `widened` ones, by canonical name, further inputs may be missing.
+    Differences are added to `misfits`. Files may lack the further inputs of weights in `widened`, canonical names.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -452,12 +467,15 @@ def _matched(
 
 
 def _own_tensors(component: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of a component by name, as its files hold them."""
+    """Name -> parameter or buffer of a component, with a wide weight in place of codes and scales, as in its files."""
     return wide_weights(dict(component.named_parameters()), stored_layers(component)) | dict(component.named_buffers())
 
 
 def _encoded(name: str, value: Tensor, stored: Mapping[str, StoredLinear]) -> dict[str, Tensor]:
-    """The values by the component's names that a tensor of its files gives; `stored`: its stored layers, by name."""
+    """Name in the component -> value, of all that follow from one tensor of its files: itself, or codes and scales.
+
+    `stored`: its layers that are stored narrow, by name.
+    """
     path, _, last = name.rpartition(".")
     if last != "weight" or path not in stored:
         return {name: value}
@@ -472,14 +490,14 @@ def _plain_shape(component: nn.Module, name: str) -> tuple[int, ...]:
 
 
 def _overlooked(component: nn.Module) -> re.Pattern[str]:
-    """A pattern of names that may be stored beside a component's tensors, e.g. the decoder of a T5."""
+    """A pattern of names of tensors that files may hold beside a component's, e.g. the decoder of a T5."""
     patterns = getattr(component, "_keys_to_ignore_on_load_unexpected", None) or ()
     ends = (f"{re.escape(end)}$" for end in _NOT_STORED_ANY_MORE)
     return re.compile("|".join((*ends, *patterns)))
 
 
 def _read(tensors: Tensors, key: str, expected: Tensor) -> Tensor:
-    """A stored tensor; zeros follow where it has fewer inputs."""
+    """The tensor `key` of a file, with zeros for further inputs if it has fewer inputs than `expected`."""
     stored = tensors.get(key)
     if stored.shape == expected.shape:
         return stored
@@ -488,19 +506,22 @@ def _read(tensors: Tensors, key: str, expected: Tensor) -> Tensor:
 
 
 def _state_names(component: nn.Module) -> dict[str, str]:
-    """Names in the component's state; a tied parameter's other names lead to its canonical one."""
+    """Name in the component's state without adapters -> name of its tensor; tied names have the first one as value."""
     canonical: dict[int, str] = {}
     state = wide_weights(component.state_dict(keep_vars=True), stored_layers(component))
     return {stored_name(name): canonical.setdefault(id(tensor), name) for name, tensor in state.items()}
 
 
 def _name_of(key: str, names: Mapping[str, str]) -> str | None:
-    """The canonical name of a stored tensor; None if the component has no such tensor."""
+    """The name in the component of a tensor that files call `key`; None if it has no such tensor.
+
+    `names`: see `_state_names`.
+    """
     return names.get(key) or next((names[new] for new in _new_names(key) if new in names), None)
 
 
 def _new_names(key: str) -> Iterator[str]:
-    """Today's names of a tensor that an older diffusers or transformers may have written so."""
+    """The names that a tensor may have today if an older diffusers or transformers has written it as `key`."""
     plain = key.removeprefix("text_model.")
     if ".attentions." in plain:
         for old, new in _RENAMED_IN_ATTENTION.items():

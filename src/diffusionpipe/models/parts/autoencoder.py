@@ -29,12 +29,15 @@ class Branch:
     """The names of the tensors in one pass through a VAE's encoder, and a prefix for its layers."""
 
     prefix: str = ""
-    """Put before the names of layers, below the component."""
+    """The start of the names of layers, below the component."""
     pixels: str = "pixels"
-    """Pictures with values in [-1, 1]."""
+    """The tensor of pictures with values in [-1, 1]."""
     moments: str = "moments"
+    """The tensor of the posterior's mean and logarithm of the variance, side by side."""
     noise: str = "posterior_noise"
+    """The raw input of noise with which latents are drawn."""
     latents: str = "latents"
+    """The tensor of the drawn latents."""
 
 
 _ONLY = Branch()
@@ -76,7 +79,10 @@ def latent_shape(vae: Any, picture: Picture) -> tuple[int, int, int]:
 
 
 def _encoded_shape(vae: Any, picture: Picture) -> tuple[int, int, int]:
-    """Shape of what the encoder gives, before it is cut into patches."""
+    """The shape (C, H, W) of latents as the VAE's encoder makes them, before they are cut into patches.
+
+    Raises ModelError for a side that the VAE cannot halve.
+    """
     factor, size = 2 ** (len(vae.config.block_out_channels) - 1), as_clip(picture)
     for side in (size.height, size.width):
         if side < factor or side % factor:
@@ -88,7 +94,7 @@ def _encoded_shape(vae: Any, picture: Picture) -> tuple[int, int, int]:
 
 
 def encoder_inputs(vae: Any, picture: Picture, dtype: str) -> tuple[TensorSpec, ...]:
-    """The raw inputs that `encoder_layers` read: "pixels" and "posterior_noise"."""
+    """Descriptions of the raw inputs that `encoder_layers` read: "pixels" and "posterior_noise"."""
     size = as_clip(picture)
     return (
         TensorSpec(name="pixels", shape=(vae.config.in_channels, size.height, size.width), dtype=dtype),
@@ -97,7 +103,7 @@ def encoder_inputs(vae: Any, picture: Picture, dtype: str) -> tuple[TensorSpec, 
 
 
 def vae_problems(vae: Any) -> list[str]:
-    """Sentences about the VAE's configuration that the layers would not run exactly; [] if none."""
+    """Sentences about settings in a VAE's configuration that its layers do not support; [] if there are none."""
     kinds = [kind for kind in vae.config.down_block_types if kind != "DownEncoderBlock2D"]
     return unsupported("vae", vae.config, _ALLOWED) + [
         f"vae: down block type {kind} is not supported; supported: DownEncoderBlock2D" for kind in kinds
@@ -143,7 +149,7 @@ def _call(name: str, vae: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _resnet(resnet: str, attention: str | None, vae: nn.Module, hidden: Tensor) -> Tensor:
-    """One residual block, after an attention in the middle block."""
+    """The result of a residual block; in the middle block an attention may run before it. Both are given by name."""
     if attention is not None:
         hidden = _call(attention, vae, hidden)
     module: Any = attribute(vae, resnet)
@@ -173,7 +179,10 @@ def posterior_sample(moments: Tensor, posterior_noise: Tensor) -> Tensor:
 
 
 def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
-    """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
+    """(latents,): latents drawn from the posterior, scaled as the denoiser reads them.
+
+    They have the noise's dtype and are computed in it, also under autocast.
+    """
     latents = posterior_sample(moments, posterior_noise)
     if vae.config.shift_factor is not None:
         latents = latents - vae.config.shift_factor
@@ -181,7 +190,10 @@ def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor,
 
 
 def _sample_patches(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
-    """The sampled latents cut into patches, each channel of which has mean 0 and deviation 1 over many pictures."""
+    """(latents,): latents drawn from the posterior, cut into patches, (B, 4C, H / 2, W / 2), in the noise's dtype.
+
+    Each channel is normalized: over many pictures it has mean 0 and deviation 1.
+    """
     latents = pixel_unshuffle(posterior_sample(moments, posterior_noise), PATCH)  # (B, 4C, H / 2, W / 2)
     # FLUX.2's VAE keeps these statistics in a batch norm.
     mean, variance = (numbers.to(latents).view(1, -1, 1, 1) for numbers in (vae.bn.running_mean, vae.bn.running_var))

@@ -49,7 +49,7 @@ def pooled_layers(
     """All layers of a CLIP: from token ids to `states` (`penultimate_layers`) and `pooled`, the end token's state.
 
     The pooled state is projected; a CLIPTextModel has no projection and gives the state itself, its pooler_output. Of
-    chunks the first one is pooled. `zeroes_marked`: `pooled` is as `zeroed_where_marked` says.
+    chunks the first one is pooled. `zeroes_marked`: whether `pooled` goes through `zeroed_where_marked`.
     """
     last = _steps(text_encoder)[-1]
     last = replace(last, run=partial(_encode_first, last.name))
@@ -62,7 +62,7 @@ def pooled_layers(
 
 
 def text_inputs(text_encoder: Any, name: str = "input_ids", *, chunks: int = 1) -> tuple[TensorSpec, ...]:
-    """The raw input of a CLIP: token ids, (length,) or (chunks, length), of its longest text."""
+    """(description of a CLIP's raw input,): token ids, (length,) or (chunks, length), of the longest text it reads."""
     length = text_encoder.config.max_position_embeddings
     return (TensorSpec(name=name, shape=(length,) if chunks == 1 else (chunks, length), dtype="int64"),)
 
@@ -74,7 +74,7 @@ def text_problems(
     component: str = "text_encoder",
     captions: CaptionReading = WHOLE,
 ) -> list[str]:
-    """Sentences about the text encoder's configuration that the layers would not run exactly; [] if none."""
+    """Sentences about settings of a CLIP, or of `captions`, that its layers do not support; [] if there are none."""
     config = text_encoder.config
     problems = unsupported(component, config.to_dict(), {"attention_dropout": (0, 0.0)} if is_trained else {})
     if config._attn_implementation != "sdpa":
@@ -88,7 +88,10 @@ def text_problems(
 
 
 def _path(text_encoder: Any) -> str:
-    """The beginning of the names of the encoder's parts: a CLIPTextModelWithProjection holds it one level down."""
+    """The start of the names of a CLIP's parts: "text_model." or "".
+
+    A CLIPTextModelWithProjection holds them one level down.
+    """
     return "text_model." if hasattr(text_encoder, "text_model") else ""
 
 
@@ -115,12 +118,12 @@ def _encode(name: str, text_encoder: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _encode_first(name: str, text_encoder: nn.Module, hidden: Tensor) -> Tensor:
-    """A layer's result for the first chunk alone."""
+    """The result of the layer `name` for the first chunk alone, (B, T, D)."""
     return _encode(name, text_encoder, hidden if hidden.ndim == 3 else hidden[:, 0])  # (B, T, D)
 
 
 def _by_chunk(run: Callable[[Tensor], Tensor], values: Tensor, ndim: int) -> Tensor:
-    """`run` on values of `ndim` dimensions, or on each chunk of values of one more."""
+    """The result of `run` for values of `ndim` dimensions, or, with one dimension more, for each chunk."""
     if values.ndim == ndim:
         return run(values)
     by_chunk: Tensor = run(values.flatten(0, 1)).unflatten(0, values.shape[:2])
@@ -138,7 +141,7 @@ def _normalise(text_encoder: Any, hidden: Tensor) -> Tensor:
 
 
 def zeroed_where_marked(values: Tensor, input_ids: Tensor) -> Tensor:
-    """The values (B, ...), with zeros in each row whose tokens are all the same: no text has such a row."""
+    """The values (B, ...), with zeros for samples whose tokens are all the same, which marks a sample without text."""
     tokens = input_ids.flatten(1)
     # Every text begins with one mark and ends with another.
     is_text = (tokens != tokens[:, :1]).any(dim=1).reshape(-1, *[1] * (values.ndim - 1))
@@ -150,7 +153,7 @@ def _pool_unmarked(text_encoder: Any, hidden: Tensor, input_ids: Tensor) -> Tens
 
 
 def _pool(text_encoder: Any, hidden: Tensor, input_ids: Tensor) -> Tensor:
-    """The state at the first token that ends the text."""
+    """The state of the first token that ends the text, projected if the CLIP has a projection, (B, D)."""
     model = getattr(text_encoder, "text_model", text_encoder)
     states = model.final_layer_norm(hidden)  # (B, T, D)
     tokens = (input_ids if input_ids.ndim == 2 else input_ids[:, 0]).int()

@@ -9,7 +9,7 @@ from diffusionpipe.models.parts.latents import latent_frames, temporal_factor
 TILE = 512
 """Side of a tile in pixels."""
 _OVERLAP = 4
-"""A tile overlaps with the next one by its side over this."""
+"""The side of a tile divided by the width of its overlap with the next one."""
 
 
 def decoded_latents(vae: Any, pixels: Sequence[int]) -> tuple[int, ...]:
@@ -23,20 +23,20 @@ def decoded_latents(vae: Any, pixels: Sequence[int]) -> tuple[int, ...]:
 
 
 def shrinkage(vae: Any) -> int:
-    """How many pixels of a side one latent of the VAE stands for."""
+    """The number of pixels along a side for one latent of the VAE."""
     known = getattr(vae, "spatial_compression_ratio", None)
     return int(known or 2 ** (len(vae.config.block_out_channels) - 1))
 
 
 def reads_pictures(vae: Any) -> bool:
-    """Whether the VAE is one for pictures; others take them as clips of one frame."""
+    """Whether the VAE is for pictures; a VAE for clips takes a picture as a clip of one frame."""
     return is_cut_into_patches(vae) or type(vae).__name__ in ("AutoencoderKL", "AutoencoderDC")
 
 
 def tiles_of(vae: Any, latents: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """(height, width) of each tile in which latents (..., H, W) are decoded, in order, the first ones the largest.
 
-    Latents that fit into one tile are one.
+    Latents that fit into one tile are decoded as one.
     """
     side = TILE // shrinkage(vae)
     stride = side - side // _OVERLAP
@@ -51,7 +51,7 @@ def tiles_of(vae: Any, latents: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def decode_in_tiles(vae: Any) -> None:
-    """Let `vae.decode` decode one tile after the other, and blend them where they overlap."""
+    """Set a VAE so that `vae.decode` decodes one tile after the other, and blends them where they overlap."""
     if hasattr(vae, "tile_overlap_factor"):  # its tiles are as large as the pictures that it was trained on
         vae.tile_overlap_factor = 1 / _OVERLAP
         vae.tile_sample_min_size = TILE

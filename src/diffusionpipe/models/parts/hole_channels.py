@@ -14,20 +14,20 @@ FLUX_PATCH = 2
 
 
 def unet_mask_channels(latent_channels: int) -> int:
-    """The number of channels that a U-Net which fills holes reads beside its noisy latents: a mask and a picture."""
+    """The number of channels that an inpainting U-Net reads beside its noisy latents: the mask's and a picture's."""
     return 1 + latent_channels
 
 
 def fill_mask_channels(latent_channels: int, factor: int) -> int:
-    """The number of channels that FLUX.1 Fill reads beside its noisy latents: a picture and a mask.
+    """The number of channels that FLUX.1 Fill reads beside its noisy latents: a picture's and the mask's.
 
-    `factor`: how often the VAE shrinks a side.
+    `factor`: the number of pixels along a side for one latent.
     """
     return latent_channels + factor**2
 
 
 def shrinking(vae: Config) -> int:
-    """By which factor an AutoencoderKL of this configuration shrinks a side."""
+    """The number of pixels along a side for one latent of an AutoencoderKL with this configuration."""
     return int(2 ** (len(vae["block_out_channels"]) - 1))
 
 
@@ -46,9 +46,9 @@ def flux_fills_holes(transformer: Config, vae: Config) -> bool:
 
 
 def clip_mask_channels(latent_channels: int, factor: int) -> int:
-    """The number of channels that Wan reads beside its noisy latents: a mask and a clip.
+    """The number of channels that Wan reads beside its noisy latents: the mask's and a clip's.
 
-    `factor`: frames of a clip in one of its latents.
+    `factor`: the number of frames for one latent frame.
     """
     return factor + latent_channels
 
@@ -65,13 +65,13 @@ _RULES = {
     "FluxTransformer2DModel": flux_fills_holes,
     "WanTransformer3DModel": wan_fills_holes,
 }
-"""The rule of each class of denoisers that may fill holes."""
+"""Class of a denoiser that may be for inpainting -> function that decides it from both configurations."""
 
 
 def fills_holes(denoiser: Config, vae: Config) -> bool:
-    """Whether the denoiser of a folder fills holes, by the configurations in its files.
+    """Whether the denoiser of a folder is for inpainting, by its configuration and the VAE's.
 
-    A file that leaves out a field of its rule is not one of a model that fills holes, so the answer is no.
+    If a configuration lacks a field on which that depends, it is not.
     """
     rule = _RULES.get(str(denoiser.get("_class_name")))
     try:

@@ -28,15 +28,18 @@ class VaeEncoding:
     """The layers of a VAE's encoder, the raw inputs that they read, and the shape of the latents."""
 
     layers: tuple[Layer, ...]
+    """The layers from pictures or clips to latents."""
     inputs: tuple[TensorSpec, ...]
+    """Descriptions of the raw inputs that they read."""
     latents: tuple[int, ...]
     """Shape of a sample's latents: (C, H, W), of a VAE for clips (C, F, H, W)."""
 
 
 def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None) -> VaeEncoding:
-    """A VAE's encoder for square pictures; with `clip` for clips of that size, which only a VAE for clips encodes.
+    """The layers of a VAE's encoder for square pictures, or for pictures or clips of the size `clip`.
 
-    Raises ModelError for a size that the VAE cannot shrink, and for what its layers would not run exactly.
+    `dtype`: the raw inputs' dtype. Raises ModelError for a size that the VAE cannot shrink, and for a configuration
+    that the layers would not run exactly.
     """
     if type(vae).__name__ == "AutoencoderKL" or is_cut_into_patches(vae):
         if problems := vae_problems(vae):
@@ -74,12 +77,12 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
 
 
 def clip_encoder(vae: Any) -> tuple[str, ...]:
-    """The names of the parts of a VAE for clips that make latents of a clip."""
+    """The names of the modules and buffers of a VAE for clips that compute the latents of a clip."""
     return _own(vae, "encoder", "quant_conv", *_STATISTICS)
 
 
 def _own(vae: Any, *names: str) -> tuple[str, ...]:
-    """The given names that are children or buffers of the VAE itself."""
+    """The names among `names` that a child module or a buffer of the VAE has."""
     own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
     return tuple(name for name in names if name in own)
 
@@ -87,7 +90,7 @@ def _own(vae: Any, *names: str) -> tuple[str, ...]:
 def latent_frames(factor: int, frames: int) -> int:
     """The number of latent frames of a clip: the first frame is encoded alone, the others `factor` at a time.
 
-    Raises ModelError for a number of frames that does not divide so.
+    Raises ModelError for a number of frames that cannot be divided so.
     """
     if (frames - 1) % factor:
         near = (frames - 1) // factor * factor + 1
@@ -99,12 +102,12 @@ def latent_frames(factor: int, frames: int) -> int:
 
 
 def temporal_factor(vae: Any) -> int:
-    """How many frames of a clip one of the VAE's latent frames stands for, after the first; 1 of a VAE for pictures."""
+    """The number of frames of a clip for one latent frame of the VAE, after the first; 1 for a VAE of pictures."""
     return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 
 def _plain_encoding(pixels: TensorSpec, latents: tuple[int, ...]) -> VaeEncoding:
-    """An autoencoder for pictures, without a posterior."""
+    """The encoding of a VAE for pictures that has no posterior; `latents`: the shape of a sample's latents."""
     layer = Layer(
         name="vae.encoder",
         component="vae",
@@ -117,13 +120,16 @@ def _plain_encoding(pixels: TensorSpec, latents: tuple[int, ...]) -> VaeEncoding
 
 
 def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
-    """Latents (B, C, H, W), as the denoiser sees them."""
+    """(latents,): the latents of pictures, (B, C, H, W), scaled as the denoiser reads them, without a posterior."""
     latents = vae.encode(pixels.to(dtype_of(vae.encoder))).latent.to(pixels.dtype)
     return (latents * vae.config.scaling_factor,)
 
 
 def _encoder_layer(vae: Any, latents: tuple[int, ...], dtype: str) -> Layer:
-    """The encoder with the draw from its posterior; its parts are the two by themselves."""
+    """The layer of a VAE for clips that encodes and draws from the posterior, with the two as its parts.
+
+    `latents`: the shape of a sample's latents. `dtype`: of the posterior's tensor.
+    """
     encoder, statistics = _own(vae, "encoder", "quant_conv"), _own(vae, *_STATISTICS)
     whole = Layer(
         name="vae.encoder",
@@ -141,7 +147,10 @@ def _encoder_layer(vae: Any, latents: tuple[int, ...], dtype: str) -> Layer:
 
 
 def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
-    """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
+    """(latents,): latents of clips, drawn from the posterior, scaled as the denoiser reads them.
+
+    They have the noise's dtype and are drawn in it, also under autocast.
+    """
     (moments,) = _posterior(vae, pixels)
     return _draw(vae, moments, posterior_noise)
 
@@ -149,7 +158,7 @@ def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, 
 def mean_latents(vae: Any, pixels: Tensor) -> Tensor:
     """The mean of the posterior of pixels (B, 3, F, H, W), scaled as the denoiser reads latents, (B, C, f, h, w).
 
-    In the dtype of the pixels.
+    It has the dtype of the pixels.
     """
     (moments,) = _posterior(vae, pixels)
     mean, _ = moments.to(pixels.dtype).chunk(2, dim=1)
@@ -157,7 +166,7 @@ def mean_latents(vae: Any, pixels: Tensor) -> Tensor:
 
 
 def _posterior(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
-    """Mean and logarithm of the variance of the posterior, side by side, (B, 2C, F, H, W)."""
+    """(moments,): mean and logarithm of the variance of the posterior, side by side, (B, 2C, F, H, W)."""
     clips = pixels.to(dtype_of(vae.encoder))
     if clips.ndim == 4:  # pictures
         clips = clips.unsqueeze(2)  # (B, 3, F, H, W)
@@ -165,7 +174,7 @@ def _posterior(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 
 def _draw(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
-    """A sample of the posterior, as the denoiser sees it."""
+    """(latents,): latents drawn from the posterior with these moments, scaled as the denoiser reads them."""
     return (_scaled(vae, posterior_sample(moments, posterior_noise)),)
 
 
@@ -180,7 +189,7 @@ def _scaled(vae: Any, latents: Tensor) -> Tensor:
 
 
 def _statistic(vae: Any, name: str, latents: Tensor) -> Tensor | None:
-    """A number for each channel, which the VAE has as a buffer or in its configuration; None: it has none."""
+    """The VAE's buffer or setting `name`, a number for each channel, (1, C, 1, 1, 1); None if it has none."""
     own = dict(vae.named_buffers(recurse=False))  # as an attribute, diffusers would warn of a configured one
     found = own.get(name)
     found = vae.config.get(name) if found is None else found

@@ -30,11 +30,11 @@ from diffusionpipe.models.parts.hole_channels import (
 from diffusionpipe.models.parts.latents import clip_encoder, mean_latents, temporal_factor
 
 MASK = "mask"
-"""The raw input: the mask of a sample's pixels, (1, H, W)."""
+"""The name of the raw input with the mask of a sample's pixels, (1, H, W)."""
 MASKED_NOISE = "masked_noise"
-"""The raw input: the noise of the posterior of the picture without its hole."""
+"""The name of the raw input with noise for the posterior of the picture without its hole."""
 CHANNELS = "mask_channels"
-"""The tensor that the denoiser reads after its noisy latents, along their channels."""
+"""The name of the tensor of mask channels, which the denoiser reads after the channels of its noisy latents."""
 _MASKED = Branch(
     prefix="masked.", pixels="masked_pixels", moments="masked_moments", noise=MASKED_NOISE, latents="masked_latents"
 )
@@ -42,28 +42,30 @@ _MASKED = Branch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedInputs:
-    """The layers that prepare a mask for a model that fills holes, their raw inputs, and the number of channels."""
+    """The layers that prepare a mask for an inpainting model, their raw inputs, and the number of mask channels."""
 
     layers: tuple[Layer, ...] = ()
+    """The layers; the last one writes the tensor `CHANNELS`."""
     inputs: tuple[TensorSpec, ...] = ()
+    """Descriptions of the raw inputs that they read beside "pixels"."""
     channels: int = 0
-    """Channels of the tensor `CHANNELS`."""
+    """The number of channels of the tensor `CHANNELS`; 0 for a model that reads no mask."""
 
 
 def unet_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
-    """The mask's layers for a U-Net: the mask, of each latent the pixel at its corner, then the masked latents."""
+    """The mask's layers for a U-Net. Channels: the mask at the corner of each latent, then the masked latents."""
     return _masks(vae, picture, dtype, partial(_reduce_to_corners), unet_mask_channels(vae.config.latent_channels))
 
 
 def fill_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
-    """The mask's layers for FLUX.1 Fill: the masked latents, then all pixels of the mask as channels of a latent."""
+    """The mask's layers for FLUX.1 Fill. Channels: the masked latents, then all pixels of the mask for each latent."""
     factor = shrinking(vae.config)
     channels = fill_mask_channels(vae.config.latent_channels, factor)
     return _masks(vae, picture, dtype, partial(_keep_all, factor), channels)
 
 
 def clip_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
-    """The mask's layers for Wan: whether each frame is known, side by side, then the latents of the known pixels."""
+    """The mask's layers for Wan. Channels: whether each frame is known, then the latents of the known pixels."""
     size, factor = as_clip(picture), temporal_factor(vae)
     return MaskedInputs(
         layers=(
@@ -96,7 +98,7 @@ def clip_masks(vae: Any, picture: Picture, dtype: str) -> MaskedInputs:
 
 
 def reads_mask(graph: LayerGraph) -> bool:
-    """Whether the model reads a mask, because it fills holes."""
+    """Whether the model reads a mask, because it is for inpainting."""
     return any(spec.name == MASK for spec in graph.inputs)
 
 
@@ -129,7 +131,7 @@ def _masks(vae: Any, picture: Picture, dtype: str, join: Any, channels: int) -> 
 
 
 def _hide(_: Any, pixels: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """The picture (B, C, H, W), which is 0, a middle grey, in its hole."""
+    """(pixels,): the pictures (B, C, H, W), with 0, a middle grey, in their holes."""
     return (pixels * (mask < 0.5),)
 
 
@@ -138,7 +140,11 @@ def _encode_known(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 
 def _known_frames(factor: int, _: Any, mask: Tensor, latents: Tensor) -> tuple[Tensor, ...]:
-    """1 where a frame of the clip is known, after diffusers' WanImageToVideoPipeline; the first frame counts often."""
+    """(mask channels,): 1 where a frame is known, else 0, then the latents, (B, factor + C, F, h, w).
+
+    It is the same as in diffusers' WanImageToVideoPipeline. The first frame fills all `factor` channels of its latent
+    frame.
+    """
     # A mask of a single picture has no axis of frames.
     holes = mask if mask.ndim == 5 else mask.unsqueeze(2)  # (B, 1, F, H, W)
     frames, (height, width) = holes.shape[2], latents.shape[-2:]

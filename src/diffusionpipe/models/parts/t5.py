@@ -22,13 +22,13 @@ def t5_layers(
 ) -> tuple[Layer, ...]:
     """The layers of a T5's encoder from the token ids to `states`, its last_hidden_state.
 
-    `mask`: the tensor that is zero where a token is not read; None: padding is read like other tokens.
+    `mask`: the name of the tensor that is zero at tokens that are not read; None: padding is read like other tokens.
     """
     return chain(component, ids, _steps(text_encoder, () if mask is None else (mask,)), states)
 
 
 def t5_problems(text_encoder: Any, *, component: str) -> list[str]:
-    """Sentences about the T5's configuration that the layers would not run exactly; [] if none."""
+    """Sentences about settings in a T5's configuration that its layers do not support; [] if there are none."""
     implementation = text_encoder.config._attn_implementation
     if implementation == "sdpa":
         return []

@@ -1,1 +1,1 @@
-"""Layout -> plan: cuts, blocks, buckets, schedule and passes."""
+"""Makes a plan from a layout: cuts, blocks, buckets, schedule and passes."""

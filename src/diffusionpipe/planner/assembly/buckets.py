@@ -1,4 +1,4 @@
-"""Stages in several blocks, so that the first gradients are reduced while the last ones are computed."""
+"""Cuts stages into buckets, so that the first gradients are reduced while the last ones are computed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +20,9 @@ def subdivide(schedule: Schedule, parts: int, *, is_breadth_first: bool = False)
 
         F0 F1   becomes   0F0 1F0 0F1 1F1,   breadth first   0F0 0F1 1F0 1F1
 
-    Stage s becomes stages s x parts, ..., s x parts + parts - 1, which hold the blocks of the same numbers. Their
-    edges are the chain; `connect` puts the model's in its place. Apply it right after the generator.
+    Stage s becomes stages s x parts, ..., s x parts + parts - 1, which hold the blocks of the same numbers. The
+    result has only edges from each stage to the next; `connect` replaces them by the model's. Apply it right after the
+    generator.
 
     Raises:
         ScheduleError: the orders hold something else than compute actions.
@@ -54,7 +55,7 @@ def _singly(order: Sequence[Action]) -> list[list[Action]]:
 
 
 def _runs(order: Sequence[Action]) -> list[list[Action]]:
-    """The order cut wherever stage or op change."""
+    """The actions of an order in runs: neighbours with the same stage and the same op are in one run."""
     return [list(run) for _, run in groupby(order, key=lambda action: (action.stage, action.op))]
 
 

@@ -22,7 +22,7 @@ from diffusionpipe.units import Bytes, Seconds
 SLACK = 0.05
 """The part by which the slowest rank may exceed the time that the best balance gives it."""
 STEP = 1.1
-"""Factor by which the limit of the slowest rank grows from the even share until some cut keeps to it."""
+"""The factor by which the limit of a rank's time grows, from an equal share of all time, until some cut keeps to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int) -> 
     Args:
         graph: the model.
         times: seconds of each trained layer, forward and backward.
-        num_ranks: p.
+        num_ranks: the number of ranks, p.
 
     Raises:
         ConfigError: fewer than 2p trained layers.
@@ -75,7 +75,7 @@ def is_folded(workers: Sequence[int]) -> bool:
 def stage_starts(graph: ModelGraph, times: Sequence[Seconds], workers: Sequence[int]) -> tuple[int, ...]:
     """The index of the first trained layer of each stage, for stages on these workers in forward order.
 
-    Balanced by time; for a V and a model with skips, folded.
+    The stages take about equal times. For a V and a model with skips they are cut by `folded_cuts`.
 
     Raises:
         ConfigError: more stages than trained layers.
@@ -101,7 +101,7 @@ def _sent(graph: ModelGraph) -> list[tuple[int, int, Bytes]]:
 
 
 def _between(size: int, sent: Sequence[tuple[int, int, Bytes]]) -> list[list[Bytes]]:
-    """Entry [i][j]: bytes that layers before i send to layers before j."""
+    """A table of bytes for each sample: entry [i][j] has the bytes that layers before i send to layers before j."""
     table = [[0] * (size + 1) for _ in range(size + 1)]
     for writer, reader, num_bytes in sent:
         table[writer + 1][reader + 1] += num_bytes
@@ -119,10 +119,18 @@ def _search(
     limit: Seconds,
     by_time: bool,
 ) -> tuple[float, list[_Ring]]:
-    """The rings from outside to inside with the least slowest time or the fewest bytes sent; inf where there are none.
+    """(time of the slowest rank or bytes sent, the rings from outside to inside) of the cut with the least.
 
-    No rank takes longer than `limit`. Among equal ones those whose two stages take most nearly the same time, as
-    V-shaped schedules want it.
+    `by_time` asks for the time, else for the bytes. No rank takes longer than `limit`; (inf, []) if no cut keeps to it.
+    Among equal cuts it is the one whose ranks' two stages take most nearly the same time, as V-shaped schedules want
+    it.
+
+    Args:
+        num_ranks: the number of ranks.
+        before: seconds of all layers before layer i, for each i.
+        between: the table of `_between`.
+        limit: the most seconds of a rank.
+        by_time: whether the time of the slowest rank is to be least, and not the bytes.
     """
     # A cut that is just at the limit stays in, in spite of rounding.
     size, limit = len(before) - 1, limit * (1 + 1e-12)
@@ -132,7 +140,7 @@ def _search(
         return between[stop][last] - between[start][last] - between[stop][first] + between[start][first]
 
     def leaving(ring: _Ring) -> Bytes:
-        """Bytes between the ring and the rings inside of it."""
+        """Bytes that the ring and the rings inside of it send to each other."""
         inner = (ring.inner_start, ring.inner_stop)
         return flow(ring.start, ring.inner_start, *inner) + flow(*inner, ring.inner_stop, ring.stop)
 
@@ -157,7 +165,10 @@ def _search(
 
 
 def _rings(before: Sequence[Seconds], start: int, stop: int, left: int, limit: Seconds) -> Iterator[_Ring]:
-    """The layers that a rank may take off both ends of [start, stop) so that `left` other ranks can do the rest."""
+    """Each ring that a rank may take off both ends of the layers [start, stop) so that `left` ranks can do the rest.
+
+    No rank takes longer than `limit`. `before`: seconds of all layers before layer i, for each i.
+    """
     for inner_start in range(start + 1, stop - 2 * left):
         down = before[inner_start] - before[start]
         if down > limit:

@@ -1,4 +1,4 @@
-"""Given sizes, and the functions that price and fill a schedule made of them."""
+"""The sizes of which a plan is made, and the interfaces of functions that price and fill its schedules."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Pricing(Protocol):
     """A function that gives the costs of a schedule's actions."""
 
     def __call__(self, schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
-        """The costs of a schedule whose stage s holds the layers `blocks[weights of s]`."""
+        """The costs of a schedule whose stage s holds the layers `blocks[stage.weights]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Unfilled:
     """The timeline of that schedule at these costs; of a window, the iteration that ends with a flush."""
     costs: Costs
     blocks: Blocks
-    """The last one is the frozen block, in order."""
+    """The names of the layers of each block; the last one is the frozen block, in the model's order."""
     mesh: Mesh
 
 
@@ -59,7 +59,7 @@ class BackboneLayout:
     name: str
     microbatches: int
     splits: tuple[str, ...] = ()
-    """Names of the layers with which its blocks 1, 2, ... start; () cuts by counted work."""
+    """Names of the layers with which the backbone's blocks 1, 2, ... start; () cuts by counted work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,12 @@ class Layout:
     backbones: tuple[BackboneLayout, ...] = ()
     """Sizes of each of several backbones, in place of `microbatches` and `splits`; () for one backbone."""
     replicas: tuple[int, ...] = ()
-    """Workers in place of each; () for one."""
+    """The number of replicas of each stage; () for one of each."""
     data_parallel: int = 1
     """Copies of the whole pipeline."""
     adjacent: int = 1
-    """The number of these copies whose ranks are side by side, worker by worker (see `Mesh`): they share a node's
-    links."""
+    """The number of copies of the pipeline whose ranks are side by side, worker by worker (see `Mesh`): they share a
+    node's links."""
     sharded: Sharded = Sharded.NONE
     """The things that the copies hold in parts, once among them. With `Sharded.ALL` a block, a bucket of a stage, is
     gathered for its compute (`passes.shard_parameters`); with `Sharded.OPTIMIZER` it comes from the owners of its
@@ -113,7 +113,7 @@ class Layout:
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
     sample_microbatch: int = 0
-    """Samples of a micro-batch of those; 0: as many micro-batches as stages."""
+    """Samples of a micro-batch of those that are drawn; 0: as many micro-batches as stages."""
 
     @property
     def workers(self) -> int:
@@ -133,7 +133,7 @@ class Layout:
 
     @property
     def division(self) -> Division:
-        """The replicas, buckets and copies into which its stages are divided further."""
+        """The replicas, buckets and copies into which the layout divides the stages of its schedule."""
         return Division(
             replicas=self.replicas or (1,) * self.stages,
             buckets=self.buckets,
@@ -143,7 +143,7 @@ class Layout:
         )
 
     def encoding(self, graph: ModelGraph, outputs: Sequence[tuple[str, ...]]) -> Encoding:
-        """The frozen work of a batch before it is trained on: its layers, with the samples that go through at a time.
+        """The frozen work of a batch before its first forward: the layers, and how many samples run at a time.
 
         `outputs` are the frozen tensors that each trained block reads. The frozen block is cut where the number of
         samples changes that go through its layers at a time.
@@ -159,7 +159,7 @@ class Layout:
         )
 
     def backbone(self, number: int) -> "Layout":
-        """The layout of backbone number `number` alone; itself where there is one backbone."""
+        """The layout of one of several backbones alone, by its number; the layout itself if it has one backbone."""
         if not self.backbones:
             return self
         own = self.backbones[number]
@@ -189,7 +189,7 @@ class Layout:
         return _of_backbones(self.schedule, self.stages, counts, self.times)
 
     def _size(self, microbatches: int) -> int:
-        """Samples of a micro-batch, if there are that many."""
+        """The samples of a micro-batch if each copy's part of the batch is cut into `microbatches`; at least 1."""
         return max(self.batch // (self.data_parallel * microbatches), 1)
 
     def _sized(self, schedule: Schedule) -> Schedule:
@@ -201,7 +201,7 @@ class Layout:
         return schedule
 
     def pipes(self) -> tuple[Pipe, ...]:
-        """For each backbone a pipe that runs forwards of the whole batch through the stages of its first pipeline.
+        """A pipe for each backbone: forwards of the whole batch through the stages of its first pipeline.
 
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
@@ -240,7 +240,14 @@ class Layout:
 def _of_backbones(
     schedule: str, stages: int, counts: tuple[tuple[str, int, int], ...], times: tuple[StageTimes, ...]
 ) -> Schedule:
-    """The schedule of several backbones; `counts`: name, micro-batches and their samples of each."""
+    """The compute-only schedule that trains several backbones in a step.
+
+    Args:
+        schedule: the name of a joint schedule, or of a family that each backbone runs by itself, one after the other.
+        stages: the workers of the pipeline.
+        counts: (name, number of micro-batches, samples of a micro-batch) of each backbone.
+        times: see `Layout.times`.
+    """
     if schedule in JOINT:
         down = linear(stages)
         pipes = [

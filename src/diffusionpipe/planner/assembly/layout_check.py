@@ -1,4 +1,4 @@
-"""Whether given sizes fit each other and the model."""
+"""Checks of a layout: whether its sizes fit each other and the model."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ def check_layout(graph: ModelGraph, layout: Layout) -> None:
     """Raise an error if the sizes do not fit each other or the model; return None if they do.
 
     Raises:
-        ConfigError: they do not; all problems are listed, but wrong backbones alone.
+        ConfigError: they do not. It lists all problems; names of backbones that are not the model's it reports alone.
     """
     names = [backbone.name for backbone in graph.backbones]
     given = [own.name for own in layout.backbones] or [""]
@@ -66,7 +66,7 @@ def check_tied(graph: ModelGraph, layout: Layout, blocks: Sequence[Sequence[str]
 
 
 def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
-    """The faults of a layout that do not go together with training without a flush."""
+    """A sentence for each setting of a layout without a flush that is refused there; nothing with a flush."""
     if layout.versions is Versions.FLUSHED:
         return
     if layout.sharded is not Sharded.NONE:
@@ -86,7 +86,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _problems_of_sizes(graph: ModelGraph, layout: Layout) -> list[str]:
-    """Sizes that do not fit each other or a model of one backbone."""
+    """A sentence for each size of a layout of one backbone that does not fit the others or the model."""
     problems = []
     num_blocks = layout.stages
     try:

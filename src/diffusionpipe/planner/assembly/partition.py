@@ -1,4 +1,4 @@
-"""Cutting a chain of layers into stages."""
+"""Cuts a chain of layers into stages."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,11 +7,11 @@ from diffusionpipe.errors import ConfigError
 
 
 def balanced_cuts(costs: Sequence[float], num_blocks: int, speeds: Sequence[float] = ()) -> tuple[int, ...]:
-    """The index of the first layer of each of `num_blocks` contiguous blocks, so that the dearest is cheapest.
+    """The index of the first layer of each of `num_blocks` contiguous blocks whose largest cost is least.
 
     `costs`: the cost of each layer.
 
-    `speeds`: divisors of the costs of each block; () for 1. Every block gets at least one layer. Dynamic program over
+    `speeds`: the divisor of each block's cost; () for 1. Every block gets at least one layer. Dynamic program over
     (layers, blocks), O(layers² x blocks); among equally good cuts the one with the cheapest later blocks wins, so the
     result is unique.
 

@@ -1,4 +1,4 @@
-"""The messages of a schedule in the best of a few orders: by times without queues, then by times with them.
+"""Puts the messages of a schedule in the best of a few orders: by times without queues, then by times with them.
 
 `communicate` puts messages in order by the times of a timeline. Without messages these times lack all waits of messages
 for each other. Where links are slow, actions then come much later than the order expects, and a message that is needed
@@ -27,7 +27,7 @@ QUEUED = 1.005
 """An iteration longer than this many times the one in which no message waits for another gets a second order: less
 makes planning slower where that hardly matters."""
 MORE, MORE_IF_FILLED = 1, 2
-"""Orders after the first one: more take longer and gain little."""
+"""The orders of messages that are tried after the first one, without and with fills: more gain little."""
 
 
 def are_waiting(queued: Seconds, unqueued: Seconds) -> bool:
@@ -36,14 +36,14 @@ def are_waiting(queued: Seconds, unqueued: Seconds) -> bool:
 
 
 def in_queues(schedule: Schedule, costs: Costs, *, unfilled: tuple[Schedule, Costs] | None = None) -> Schedule:
-    """The schedule with explicit messages, in the best of its orders; see `timed_in_queues`."""
+    """The schedule with explicit messages, in the best of the orders that are tried; see `timed_in_queues`."""
     return timed_in_queues(schedule, costs, unfilled=unfilled)[1]
 
 
 def timed_in_queues(
     schedule: Schedule, costs: Costs, *, unfilled: tuple[Schedule, Costs] | None = None
 ) -> tuple[Seconds, Schedule]:
-    """(seconds of the iteration, the schedule with explicit messages), in the best of its orders.
+    """(seconds of the iteration, the schedule with explicit messages) for the best of the orders that are tried.
 
     Args:
         schedule: without messages.
@@ -64,9 +64,9 @@ def timed_in_queues(
 
 
 def _orders(schedule: Schedule, costs: Costs, graph: Graph, more: int) -> list[tuple[Seconds, Timeline, Schedule]]:
-    """(seconds of the iteration, times that gave the order, schedule) of each order that is tried, the first one first.
+    """(seconds of the iteration, times that gave the order, schedule) of each order of messages that is tried.
 
-    One where messages never wait for each other, else `more` in addition.
+    There is one order if messages hardly wait for each other in it, else it is followed by `more` others.
     """
     timeline = unqueued = simulate(schedule, costs, graph=graph)
     found: list[tuple[Seconds, Timeline, Schedule]] = []
@@ -82,9 +82,9 @@ def _orders(schedule: Schedule, costs: Costs, graph: Graph, more: int) -> list[t
 
 
 def _with_fills(schedule: Schedule, timeline: Timeline) -> Timeline:
-    """The times of the schedule without its fills, and each fill at the end of the compute that follows it.
+    """The timeline with the fills of `schedule` added, each at the end of the compute that follows it, in no time.
 
-    So what a fill sends comes in an order when it is surely there, and holds up no other message.
+    So a fill's message comes late in an order of messages: it is surely ready, and no other message waits for it.
     """
     ends = {span.action: span.end for span in timeline.spans}
     spans = list(timeline.spans)

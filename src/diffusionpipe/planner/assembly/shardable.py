@@ -1,4 +1,4 @@
-"""Which layouts can hold their parameters in parts, and in blocks of which size."""
+"""Checks of layouts whose copies hold parameters in parts, and the number of their buckets."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -12,9 +12,9 @@ from diffusionpipe.ir import Schedule
 from diffusionpipe.ir.schedule import lone_blocks
 
 LARGE_BLOCK = 2**23
-"""Parameters that are worth being gathered together, where nothing else is said."""
+"""The number of parameters of a block above which it is gathered in several buckets, if the layout gives no number."""
 MIN_BUCKETS = 4
-"""The least number of buckets, so that not all of a small model is whole at a time."""
+"""The least number of buckets of a sharded stage, so that not all of a small model is whole at a time."""
 
 
 def sharding_problems(data_parallel: int, replicas: Sequence[int]) -> Iterator[str]:
@@ -29,7 +29,7 @@ def check_homes(schedule: Schedule) -> None:
     """Raise an error if a schedule puts a block on several workers, so that it cannot be sharded.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it puts a block on several workers.
     """
     if {stage.weights for stage in schedule.placement.stages} - lone_blocks(schedule):
         raise ConfigError(refusal(Feature.SHARDED, Feature.TWO_DIRECTIONS, schedule=schedule.name))
@@ -39,7 +39,7 @@ def check_shardable(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> None:
     """Raise an error if layers of several blocks use one parameter, so that these blocks cannot be sharded.
 
     Raises:
-        ConfigError: they do.
+        ConfigError: layers of several blocks use one parameter.
     """
     if common := blocks_in_common(graph, blocks):
         why = refusal(Feature.SHARDED, Feature.TIED, parameter=next(iter(common)), count=len(common))

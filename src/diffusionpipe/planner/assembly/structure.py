@@ -1,4 +1,4 @@
-"""The parts of a candidate's schedule that no time changes: who waits for whom, and who holds which layers."""
+"""The parts of a candidate's schedule that no time changes: its waits, and the layers of each worker."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -31,10 +31,10 @@ from diffusionpipe.timing.work import Transfer
 from diffusionpipe.units import Seconds
 
 NUM_ORDERS = 2
-"""Orders of messages whose graphs a structure keeps."""
+"""The number of orders of messages whose graphs a structure keeps."""
 
 Pair = tuple[tuple[int, int], bool]
-"""(block that writes, block that reads), and whether a gradient comes back."""
+"""((block that writes, block that reads), whether a gradient comes back)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,16 @@ class StagePlace:
     """One trained stage, after buckets and replicas: its worker, its block and its samples."""
 
     unit: int
+    """The worker, replicas counted."""
     block: int
+    """The number of its block, after buckets."""
     samples: int
     """Samples of every micro-batch."""
     microbatches: int
     forwards: int
-    """Forwards of its block: its own and its probe's, or the reverse."""
+    """The forwards of its block on its worker in an iteration, a probe's forwards included."""
     is_probe: bool
+    """Whether it belongs to a probe, which runs forwards without gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,22 +64,23 @@ class Structure:
     graph: Graph
     places: tuple[StagePlace, ...]
     holders: tuple[tuple[int, ...], ...]
-    """Block by block the units that hold it."""
+    """The units (workers) that hold each block, by block."""
     meetings: tuple[Meeting, ...]
+    """The edges over which different workers exchange tensors, as `exchanges_of` gives them."""
 
     @cached_property
     def order(self) -> MessageOrder:
-        """The rules for the order of its messages, which hold for any times."""
+        """The rules that put the schedule's messages in order by times; they are the same for any times."""
         return message_order(self.schedule, self.graph)
 
     @cached_property
     def queues(self) -> Queues:
-        """Its graph, prepared for orders of its messages."""
+        """The graph, prepared so that graphs with its messages in an order are made quickly."""
         return Queues.of(self.graph, computes=self.order.computes, hops=_hops(self.schedule, self.order))
 
     @cached_property
     def pairs(self) -> frozenset[tuple[int, int]]:
-        """(source, destination) of all pairs of workers between which something is sent."""
+        """(source, destination) of all pairs of workers between which messages are sent."""
         works = self.graph.works
         return frozenset((work.source, work.destination) for work in works if isinstance(work, Transfer))
 
@@ -87,7 +91,7 @@ class Structure:
     def queued(self, costs: Costs, times: Times) -> Times:
         """The times of the schedule's events with messages in queues, in the order that `times` of `unqueued` gives.
 
-        Where messages wait for each other, in the better one of this order and a second one (`queued`).
+        If messages wait for each other, a second order is tried and the better one counts, as in the module `queued`.
         """
         if not self.pairs:
             return times
@@ -103,12 +107,15 @@ class Structure:
         return again if again.makespan < found.makespan else found
 
     def _in_order(self, costs: Costs, ends: Sequence[Seconds]) -> Times:
-        """The times of all events with messages in the order that these ends of computes give, by event."""
+        """The times of all events with messages in the order that `ends`, the end of each event, gives."""
         return times_of(self._graph_in_order(tuple(self.order.ranks(ends))), costs)
 
     @cached_property
     def _graph_in_order(self) -> Callable[[tuple[int, ...]], Graph]:
-        """The graph with its messages in the order that ranks of events give; other cuts often have the same one."""
+        """A function from the ranks of events to the graph whose messages are in that order.
+
+        It keeps its last graphs, because other cuts often have the same order.
+        """
 
         def made(rank: tuple[int, ...]) -> Graph:
             computes = sorted(self.order.computes, key=rank.__getitem__)
@@ -129,23 +136,25 @@ def back(producer: int, consumer: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The stages of each worker of a family's schedule, and the most micro-batches that they hold.
+    """The stages of each worker of a family's schedule, and the most micro-batches whose tensors they hold at a time.
 
-    Before buckets and replicas.
+    Stages are counted before buckets and replicas.
     """
 
     blocks: tuple[tuple[tuple[int, int], ...], ...]
     """The stages that each worker runs, as (block, micro-batches), by worker."""
     parts: tuple[int, ...]
-    """The micro-batches into which a block's backbone cuts a group's samples, by block."""
+    """The number of micro-batches into which a block's backbone cuts a group's samples, by block."""
     peaks: tuple[tuple[tuple[int, ...], ...], ...]
-    """The micro-batches whose activations each stage of a worker holds, and the micro-batches whose tensors for W it
-    holds: two numbers a stage, at each moment that may be the worker's maximum, by worker."""
+    """Two numbers for each stage of a worker: how many micro-batches' activations it holds, and of how many it holds
+    the tensors for W. They are given for each moment that may be the worker's maximum, by worker."""
 
 
 @lru_cache(maxsize=256)
 def generated(name: str, num_workers: int, num_microbatches: int, microbatch_size: int) -> Schedule:
-    """The family's schedule of these sizes; kept, because a layout and a search ask for it again and again.
+    """The compute-only schedule of the family with this name at these sizes.
+
+    The last ones are kept, because layouts and searches ask for the same ones again.
 
     Raises:
         ConfigError: there is no such family, or it cannot do these sizes.
@@ -154,7 +163,7 @@ def generated(name: str, num_workers: int, num_microbatches: int, microbatch_siz
 
 
 def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
-    """Block, ascending -> the micro-batches of all pipelines that train it, added up."""
+    """Block, ascending -> the number of micro-batches of all pipelines that train it, added up."""
     counts: Counter[int] = Counter()
     for pipeline in schedule.placement.pipelines:
         for weights in {schedule.placement.stages[stage].weights for stage in pipeline.stages}:
@@ -163,7 +172,10 @@ def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
 
 
 def holding_of(schedule: Schedule) -> Holding:
-    """The holding of each worker: activations from F to B, or to I where backwards are split, then tensors for W."""
+    """The stages of each worker and the most micro-batches whose tensors they hold, by the worker's order of actions.
+
+    Activations are held from F to B, or to I where backwards are split; then the tensors for W are held until W.
+    """
     placement = schedule.placement
     count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}
     own = [[s for s, stage in enumerate(placement.stages) if stage.worker == w] for w in range(schedule.num_workers)]
@@ -215,7 +227,7 @@ class Division:
 
 
 def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> Schedule:
-    """A generator's schedule with probes, stages in buckets, these edges between blocks, and replicas."""
+    """The schedule of a generator after its probes, buckets, edges between blocks and replicas were added."""
     schedule = with_probes(schedule, dict(division.probes))
     schedule = subdivide(schedule, division.buckets, is_breadth_first=division.sharded is Sharded.ALL)
     schedule = connect_blocks(schedule, edges)
@@ -226,7 +238,7 @@ def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> 
 
 
 def reduced(schedule: Schedule, division: Division) -> Schedule:
-    """The schedule with the gradient sums, or with gathers and sums of sharded blocks, that the division needs."""
+    """The schedule with the actions that the division needs: sums of gradients and, for sharded blocks, gathers."""
     if division.sharded is Sharded.ALL:
         return shard_parameters(schedule)
     if all(pipeline.ops == {Op.F} for pipeline in schedule.placement.pipelines):
@@ -237,18 +249,18 @@ def reduced(schedule: Schedule, division: Division) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The frozen work before an iteration: who reads its outputs, and how many samples run at a time."""
+    """The frozen work before an iteration: the blocks that read its outputs, and how many samples run at a time."""
 
     outputs: tuple[tuple[str, ...], ...]
     """The frozen tensors that each trained block reads, by block."""
     runs: tuple[tuple[Range, int], ...]
-    """Layers of the frozen block, and the samples that go through them at a time."""
+    """(range of layers of the frozen block, samples that go through them at a time), in order."""
     max_chunk: int
-    """These samples where there are no layers."""
+    """The samples that go through at a time if there are no frozen layers."""
 
 
 def encoded(schedule: Schedule, encoding: Encoding) -> Schedule:
-    """The schedule with the frozen work of its own batch before its first forward."""
+    """The schedule that runs the frozen work of its batch before its first forward."""
     schedule = insert_encoding(
         schedule,
         block=len(encoding.outputs),
@@ -263,9 +275,10 @@ def encoded(schedule: Schedule, encoding: Encoding) -> Schedule:
 def structure_of(
     schedule: Schedule, division: Division, pairs: tuple[Pair, ...], encoding: Encoding | None = None
 ) -> Structure:
-    """The structure of a schedule whose blocks, cut into buckets, exchange tensors as `pairs` say.
+    """The structure (schedule, graph, stages, holders) of a schedule whose blocks exchange tensors as `pairs` say.
 
-    With an encoding its frozen work runs first, else it has none.
+    `pairs` are of blocks after buckets. With an encoding the frozen work runs before the first forward; without one
+    there is no frozen work.
     """
     edges = [
         Edge(producer=a, consumer=b, tensors=(ahead(a, b),), gradients=(back(a, b),) if has_gradient else ())
@@ -298,7 +311,7 @@ def structure_of(
 
 
 def _hops(schedule: Schedule, order: MessageOrder) -> list[QueuedTransfer]:
-    """The transfers with the queues that the machine of `simulate` gives them."""
+    """All transfers of the schedule, each with the queues that `simulate` gives it at both of its ends."""
     machine, numbers = machine_of(Streams.DIRECTION), dict[tuple[int, Hashable], int]()
     stages, known = schedule.placement.stages, dict[tuple[int, int, bool], tuple[int, int]]()
     hops = []

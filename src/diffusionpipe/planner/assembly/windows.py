@@ -1,4 +1,4 @@
-"""Windows of the families that warm up with forwards and then alternate; all others are refused."""
+"""Makes windows of schedule families that warm up with forwards and then alternate; all others are refused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +14,12 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """The turns of a family where there is no end: `length` forwards, then as many backwards."""
+    """The turns by which every worker of a family alternates in a window: forwards, then as many backwards."""
 
     length: int
+    """The forwards of a turn; its backwards are as many."""
     ahead: tuple[int, ...]
-    """The micro-batches that each worker's forwards run ahead of its backwards, by worker."""
+    """The number of micro-batches by which a worker's forwards run ahead of its backwards, by worker."""
 
 
 def overlap(num_workers: int, num_microbatches: int, family: str = "1f1b") -> Schedule:
@@ -32,7 +33,7 @@ def overlap(num_workers: int, num_microbatches: int, family: str = "1f1b") -> Sc
 
 
 def turns_of(family: str, num_workers: int, num_microbatches: int) -> Turns:
-    """The turns of a schedule family at these sizes, read from its orders.
+    """The numbers of forwards and backwards by which a family's workers alternate at these sizes, read from its orders.
 
     Raises:
         ConfigError: there is no such family, fewer than 2 workers, its orders are not warm-up, alternation and drain on
@@ -50,7 +51,12 @@ def turns_of(family: str, num_workers: int, num_microbatches: int) -> Turns:
 
 @lru_cache(maxsize=64)
 def _turns(family: str, num_workers: int, count: int) -> Turns:
-    """The turns, if they are shorter than `count` micro-batches."""
+    """The turns of a family, read from orders of `count` micro-batches; a turn must be shorter than that.
+
+    Raises:
+        ConfigError: there is no such family, fewer than 2 workers, or its orders are not warm-up, alternation and drain
+            on one stage for each worker.
+    """
     if num_workers < 2:
         raise ConfigError('versions need at least 2 stages: with one nothing is in flight; set versions = "flushed"')
     # The last worker leads by nothing, so its first forwards are one turn.
@@ -72,18 +78,18 @@ def _turns(family: str, num_workers: int, count: int) -> Turns:
 
 
 def _leading_forwards(order: Sequence[Action]) -> int:
-    """The forwards before the first other action."""
+    """The number of forwards before the order's first other action; 0 if it has forwards alone."""
     return next((place for place, action in enumerate(order) if action.op is not Op.F), 0)
 
 
 def communicate_window(window: Schedule) -> Schedule:
-    """The window with explicit sends, receives and messages; it is compute-only before, without versions.
+    """The window with explicit sends, receives and messages; `window` has none, and no versions.
 
-    It follows a timetable in which no worker ever waits, with a forward of 1 and a backward of 2: the backwards of turn
-    t of k micro-batches of stage s of p, counted over all batches, begin at 3 k t + 2 k (p - 1 - s), and the forwards
-    next to them end then. So every window has the same times, but for its start. Fills come after the computes before
-    them. A message leaves as soon as it is there: one that waited for room in a far reader would leave after its batch.
-    But messages of encoders wait until the store that it goes to is free (`_rooms`).
+    The messages follow a timetable in which no worker ever waits, with a forward of 1 and a backward of 2: the
+    backwards of turn t of k micro-batches of stage s of p, counted over all batches, begin at 3 k t + 2 k (p - 1 - s),
+    and the forwards next to them end then. So every window has the same times, but for its start. Fills come after the
+    computes before them. A message leaves as soon as it is ready: one that waited for room in a far reader would leave
+    after its batch. But messages of encoders wait until the store that they go to is free (`_rooms`).
     """
     # More windows on both sides of the middle one than any reading spans, so the middle one is like all others.
     batches = 2 * (window.lead + 2) + 2
@@ -113,7 +119,7 @@ def _rooms(window: Schedule, unrolled: Schedule, batches: int) -> dict[tuple[int
 
 
 def _encoding(explicit: Schedule, timetable: Timeline, batches: int) -> Schedule:
-    """The window with an ENCODE for each batch on every worker: the place at which all workers encode it.
+    """The unrolled window with an ENCODE for each batch in every worker's order, where all workers encode the batch.
 
     In the one order of everything that `communicate` describes it comes right before the batch's first forward. So the
     messages of the encoding are in one order with all others.
@@ -140,7 +146,7 @@ def _encoding(explicit: Schedule, timetable: Timeline, batches: int) -> Schedule
 
 
 def _producer(schedule: Schedule, action: Action) -> Action:
-    """The compute after which a message comes; of all else itself."""
+    """The compute that makes the tensors of a send or receive; for any other action the action itself."""
     if action.op not in MESSAGE_OPS or action.slot is None:
         return action
     message = schedule.messages[action.slot]
@@ -148,7 +154,7 @@ def _producer(schedule: Schedule, action: Action) -> Action:
 
 
 def _timetable(window: Schedule, unrolled: Schedule, batches: int) -> Timeline:
-    """The times of a window's batches; each differs from all others, so that nothing is left to ties."""
+    """The times of the computes and fills of all batches; no two are equal, so that the order of messages is unique."""
     spans, length = list[Span](), 3 * window.num_microbatches()
     for worker, order in enumerate(window.orders):
         ends = _ends(window, order)
@@ -165,7 +171,7 @@ def _timetable(window: Schedule, unrolled: Schedule, batches: int) -> Timeline:
 
 
 def _ends(window: Schedule, order: Sequence[Action]) -> dict[int, Seconds]:
-    """The ends of a worker's computes and fills in window 0, by their places in its order.
+    """Index in a worker's order -> the time at which that compute or fill ends in window 0.
 
     Ends at one time differ by their stage, or by the number of the fill: replicas of a stage have its times.
     """
@@ -193,12 +199,12 @@ def _ends(window: Schedule, order: Sequence[Action]) -> dict[int, Seconds]:
 
 
 def _ahead(window: Schedule, computes: Sequence[Action]) -> int:
-    """The forwards that a worker runs ahead of its backwards: the first forward of a window belongs to this one."""
+    """The number of micro-batches by which a worker's forwards run ahead, read from its first forward in the window."""
     first = next(action for action in computes if action.op is Op.F)
     assert first.microbatch is not None
     return first.microbatch + first.reading.lead * window.num_microbatches()
 
 
 def _unit(schedule: Schedule) -> int:
-    """The differences of times of computes in the timetable are multiples of one over this; it is a power of two."""
+    """The number u, a power of two: times of computes in the timetable differ by multiples of 1/u."""
     return 1 << (4 * schedule.num_workers).bit_length()

@@ -1,4 +1,4 @@
-"""Changes that help where no layout fits in memory, each with the memory that it would take.
+"""Names changes that help if no layout fits in memory, each with the memory that it would take.
 
 Every figure belongs to the nearest layout: of all layouts the one whose fullest device misses its memory by least. So a
 change that fits here may have faster layouts, and `diffusionpipe plan` finds them.
@@ -38,7 +38,7 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The layout that misses the memory by least, or leaves most of it, with its simulation."""
+    """A layout that is nearest to fitting in memory, or fits, with its setting and its simulation."""
 
     setting: Setting
     candidate: Candidate
@@ -51,7 +51,7 @@ class Nearest:
 
     @property
     def worker(self) -> int:
-        """The worker that holds most in memory."""
+        """The number of the worker that holds most in memory."""
         return max(range(len(self.proposal.memory)), key=lambda worker: self.proposal.memory[worker].total)
 
     @property
@@ -66,7 +66,7 @@ class Nearest:
 
 
 def nothing_fits(setting: Setting) -> str:
-    """The text, in several lines, for a setting for which nothing fits in memory.
+    """The text of the error if no layout of a setting fits in memory, in several lines.
 
     It names the nearest layout, the missing memory, the use of the fullest device, and the changes that help.
     """
@@ -110,9 +110,9 @@ def nothing_fits(setting: Setting) -> str:
 
 
 def nearest_layout(setting: Setting) -> Nearest | None:
-    """The layout that misses the memory by least, or the first that fits; None where the batch cannot be cut.
+    """The layout that lacks the least memory, or the first that fits; None if no layout can divide the batch.
 
-    Whole and sharded copies are looked at, and encoders are kept in host memory where they are heavy.
+    Whole and sharded copies are looked at, and heavy encoders are kept in host memory.
     """
     setting = leanest_place(setting)
     if setting.given.sharded is Sharded.OPTIMIZER:
@@ -129,7 +129,7 @@ def nearest_layout(setting: Setting) -> Nearest | None:
 
 
 def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """(what to do, the training after it), the usual ones first."""
+    """(words for a change, the setting after it) of each change that may make a layout fit, the usual ones first."""
     again, adapted = recomputed(setting), with_adapters(setting)
     if again:
         yield RECOMPUTE, again
@@ -158,7 +158,7 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
 
 
 def _without_figures(setting: Setting) -> list[str]:
-    """Changes whose memory cannot be computed from this profile."""
+    """A line of text for each change that may help but whose memory cannot be computed from this profile."""
     found: list[str] = []
     names = [p.name for p in setting.graph.parameters if p.is_trainable]
     if with_adapters(setting) is None and not any(".lora_A." in name for name in names):
@@ -177,16 +177,16 @@ def _without_figures(setting: Setting) -> list[str]:
 
 
 def recomputed(setting: Setting) -> Setting | None:
-    """The setting with all layers recomputed in the backward; None where they are already."""
+    """The setting with all layers recomputed in the backward; None if they are recomputed already."""
     if setting.workload.checkpointed == ("*",):
         return None
     return replace(setting, workload=replace(setting.workload, checkpointed=("*",)))
 
 
 def _larger(setting: Setting) -> Setting | None:
-    """On the least number of such devices, doubled and doubled, that are enough by an estimate.
+    """The setting on twice the devices, or four times, and so on: the least number on which a layout fits by estimate.
 
-    None where neither `MOST_DEVICES` nor as many as the batch has samples are enough.
+    None if more devices would be needed than `MOST_DEVICES` or than the batch has samples.
     """
     cluster, times = setting.cluster, 2
     while times * cluster.num_ranks <= min(MOST_DEVICES, setting.workload.batch):
@@ -247,7 +247,7 @@ def _adapted(layer: LayerSpec, added: _Added) -> LayerSpec:
 
 
 def _copies(layer: LayerSpec, added: _Added) -> Bytes:
-    """Narrow copies of a layer's adapters."""
+    """The bytes of the copies of a layer's adapters in two bytes for each weight."""
     return sum(2 * prod(one.shape) for name in layer.parameters if name in added for one in added[name])
 
 

@@ -1,4 +1,4 @@
-"""How a user asks for another plan than the one that is chosen, in words or as a command."""
+"""Texts that tell a user how to ask for another plan than the chosen one, in words or as a command."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ class Asking(Protocol):
     """Texts that name the way to another plan, as words or a command; each comes after a colon."""
 
     def use(self, ranks: Sequence[int]) -> str:
-        """The way to a plan on these ranks alone."""
+        """The text that asks for a plan on these ranks alone."""
         ...
 
     def changed(self, options: Sequence[tuple[str, str]], keys: Sequence[str]) -> str:
-        """The way to a plan with these (option, value) pairs, or to a recipe with these keys; "" where there is none.
+        """The text that asks for a plan with these (option, value) pairs, or a recipe with these keys; "" for none.
 
         A key is "" where its option holds for recipes too.
         """
         ...
 
     def memory(self, num_bytes: Bytes) -> str:
-        """The way to a plan that takes at most `num_bytes` of each device, rounded up as `gib_of` does."""
+        """The text that asks for a plan that takes at most `num_bytes` of each device, rounded up as `gib_of` does."""
         ...
 
 
@@ -52,7 +52,7 @@ IN_WORDS = InWords()
 
 
 def among(used: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
-    """The numbers that these of the `used` ranks have in the whole cluster; () as `used`: all ranks are used."""
+    """The numbers in the whole cluster of ranks that are counted among the `used` ranks; `used` is () for all ranks."""
     return [used[rank] for rank in ranks] if used else ranks
 
 

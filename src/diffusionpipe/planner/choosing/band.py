@@ -1,4 +1,4 @@
-"""The effect of uncertain layer times on a choice.
+"""Finds out whether another layout would be chosen if all layer times were shorter or longer.
 
 Computed profiles miss published speeds that nothing was fitted to by a quarter in the median (`benchmarks/anchors`).
 The speed of links is not part of that: with slower layers, communication matters less, and another layout may be the
@@ -19,7 +19,7 @@ from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.units import Seconds
 
 UNCERTAINTY = 0.25
-"""The part by which all layers may be faster or slower."""
+"""The part by which the times of all layers may be shorter or longer than computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,9 @@ class Flip:
     factor: float
     """The factor of all layer times at this end of the band."""
     layout: str
+    """Its schedule and sizes in words."""
     gain: float
-    """The part of the choice's step there that it saves; more than a near-tie."""
+    """The part of the choice's step that it saves at this end; more than a near-tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +43,15 @@ class Band:
     longest: Seconds
     """A step with all layer times longer by the uncertainty."""
     flips: tuple[Flip, ...]
-    """The fastest other layout of each end where there is one; () where the choice stays the fastest."""
+    """The layout that is faster at an end of the band, for each end with one; () if the choice stays the fastest."""
 
 
 def band_of(choice: Choice, *, fill: bool | None = None) -> Band | None:
     """The band of a choice on a computed profile, with the layouts that would beat it; None on a measured one.
 
-    At each end a search looks for steps that are shorter than the choice's; near-ties are not flips. Layouts of before
-    would not be enough: with other times other numbers of micro-batches are best, and other orders are found. `fill` as
-    the choice was asked for.
+    At each end a search looks for steps that are shorter than the choice's; near-ties are not flips. The layouts of the
+    choice's own search are not enough: with other times other numbers of micro-batches are best, and other orders are
+    found. `fill`: see `choose`; the same as for the choice.
     """
     if choice.setting.profile.source == "measured":
         return None
@@ -60,7 +61,7 @@ def band_of(choice: Choice, *, fill: bool | None = None) -> Band | None:
 
 
 def _end(choice: Choice, factor: float, fill: bool | None) -> tuple[Seconds, Flip | None]:
-    """The choice's step with layer times times `factor`, and the plan that is faster then."""
+    """(the choice's step with all layer times multiplied by `factor`, the layout that is faster then or None)."""
     setting = stretched(choice.setting, factor)
     filler = filler_of(setting) if choice.filler else None
     own = propose(setting, choice.candidate.layout(setting), filler).step

@@ -1,4 +1,4 @@
-"""Plans for several batches: the samples a second of each, and the batch from which on more gains little.
+"""Makes plans for several batches and finds the batch from which on a larger one gains little.
 
     batch       2     4     8    16
     samples/s  10    18    24    25     the knee is 8: its rate is within 5 % of the best one
@@ -16,7 +16,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 
 MOST_ROWS = 7
 GAIN = 0.05
-"""A batch is worth its double where that has more than this part more samples a second."""
+"""A batch is doubled as long as that gives more samples a second by more than this part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,9 @@ class BatchPlan:
     """A batch, and the plan that was found for it, if any."""
 
     batch: int
+    """Samples of a step."""
     choice: Choice | None
-    """None: nothing fits."""
+    """The plan; None: nothing fits."""
 
     @property
     def rate(self) -> float:
@@ -41,7 +42,10 @@ def with_batch(setting: Setting, batch: int) -> Setting:
 def stated_batches(
     setting: Setting, batches: Iterable[int], *, fill: bool | None = None, may_recompute: bool = False
 ) -> list[BatchPlan]:
-    """The plans for these batches, smallest first; each batch once. `fill` and `may_recompute` as in `choose`."""
+    """The plans for these batches, smallest first; each batch once.
+
+    `fill`: whether encoders run in bubbles, None tries both. `may_recompute`: whether all layers may be recomputed.
+    """
     return [_tried(setting, batch, fill, may_recompute) for batch in sorted(set(batches))]
 
 
@@ -55,10 +59,10 @@ def found_batches(
     """The plans for batches that double while that gains more than 5 %, smallest first; [] where none fits.
 
     Args:
-        setting: its batch has no meaning here.
-        fill: as in `choose`.
-        may_recompute: as in `choose`.
-        tell: hears of each plan as it is found.
+        setting: the setting; its own batch is ignored.
+        fill: whether encoders run in bubbles; None tries both.
+        may_recompute: whether all layers may be recomputed.
+        tell: is called with each plan of a doubled batch as soon as it is found.
     """
     first, found = setting.cluster.num_ranks, list[BatchPlan]()
     for doubled in range(MOST_ROWS):

@@ -1,4 +1,4 @@
-"""The best plan of a setting: of the fastest that the searches find and its near-ties."""
+"""Chooses the best plan of a setting among the fastest that the searches find and its near-ties."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,16 +22,16 @@ from diffusionpipe.timing.legal import check
 from diffusionpipe.units import Seconds
 
 GAIN = 1e-3
-"""Filling, and encoders in host memory, must save this part of the iteration where either way is allowed."""
+"""The part of a step that filling, or encoders in host memory, must save to be chosen if either way is allowed."""
 ROOM = 1.002
-"""A plan this near its lower bound is not worth a search with more memory."""
+"""An iteration of at most this multiple of its lower bound is not worth a search with more memory."""
 PASSES = 0.05
-"""On one device a plan with fewer micro-batches is taken where its step is longer than the fastest by at most this part
-of it."""
+"""On one device a plan with fewer micro-batches is chosen if its step is longer than the fastest by at most this part.
+"""
 ROUNDING = 1e-9
-"""Steps that differ by less are equal."""
+"""Steps that differ by less than this part are equal."""
 MOST_TRIED = 4
-"""Estimated layouts that are simulated because they may be a near-tie's better choice: each costs a plan."""
+"""The most estimated layouts that are simulated because they may be the better near-ties: each takes a plan's time."""
 
 
 def best_choice(
@@ -39,8 +39,9 @@ def best_choice(
 ) -> Choice | None:
     """The fastest plan that fits in memory with a step below `limit`, or a near-tie of it; None where there is none.
 
-    The plan that `choose` gives, without the time that its advice takes where nothing fits. `fill`: whether encoders
-    run in the bubbles; None tries both. `is_tight`: under a limit, too, plans for little memory alone are looked for.
+    It is the plan that `choose` gives, without the time that its advice takes if nothing fits. `fill`: whether encoders
+    run in the bubbles; None tries both. `is_tight`: plans that are made only for little memory are looked for under a
+    limit too.
 
     Raises:
         ConfigError: the sizes do not fit each other.
@@ -70,7 +71,7 @@ def best_choice(
 
 
 def _cuts_the_batch(setting: Setting) -> bool:
-    """Whether any layout with as many copies cuts the batch; of several models the search says it."""
+    """Whether some layout of the setting divides the batch; True for several backbones, where a search has to tell."""
     if len(setting.graph.backbones) > 1:
         return True
     return any(True for _ in places_of(Judge(setting=setting), is_filled=True, ramp=0.0))
@@ -79,12 +80,18 @@ def _cuts_the_batch(setting: Setting) -> bool:
 def _ways(
     setting: Setting, fill: bool | None, limit: Seconds, before: Sequence[Choice] = (), *, is_tight: bool = False
 ) -> list[Choice]:
-    """The fastest that fits, filled or not, where it takes less than the limit; each beats the one before.
+    """The fastest plans that fit below the limit, one with fills and one without; each is faster than the one before.
 
-    `before`: choices of other settings, the last of which is beaten too. If that is a pipeline for little memory, its
-    step does not limit the search: others of its kind may be much faster here. `is_tight` as in `best_choice`.
+    A way without such a plan is left out. The way with fills comes first, because it leaves few layouts to search
+    without.
 
-    Filled is looked for first, because that leaves little to look at of the other way.
+    Args:
+        setting: the setting.
+        fill: the only way to look at; None for both.
+        limit: the seconds below which a step must be, if `before` is empty.
+        before: choices of other settings; each new one must be faster than the last of them. If that is a pipeline for
+            little memory, its step does not limit the search: others of its kind may be much faster here.
+        is_tight: see `best_choice`.
     """
     ways = (fill,) if fill is not None else (True, False)
     judge, found, last = Judge(setting=setting), list[Choice](), before[-1] if before else None
@@ -103,7 +110,10 @@ def _ways(
 
 
 def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
-    """The choice among the plans that the searches simulated, and a near-tie's better choice that they estimated."""
+    """The plan that is chosen among the fastest and its near-ties, from all layouts that the searches looked at.
+
+    The most hopeful of the layouts that were only estimated are simulated first.
+    """
     # Simulating the most hopeful estimates may give another fastest plan, so all are ranked again.
     fastest, chosen = _ranked(ways)
     ways = [_with_hopeful(way, fastest=fastest.merits, than=chosen.merits) for way in ways]
@@ -120,7 +130,10 @@ def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
 
 
 def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
-    """The choice for one device with the fewest micro-batches that fit with a step that is hardly longer."""
+    """The choice with the fewest micro-batches on one device whose step is at most 5 % longer than the fastest.
+
+    It is `choice` itself if no smaller number fits, or if the number is given.
+    """
     setting, own = choice.setting, choice.candidate
     if setting.given.microbatches is not None or own.orders is not None:
         return choice
@@ -136,7 +149,7 @@ def _in_fewest_passes(choice: Choice, fastest: Choice) -> Choice:
 
 
 def _tried(ways: Sequence[Choice]) -> TriedCounts:
-    """The layouts that the searches looked at."""
+    """The numbers of layouts that the searches estimated and simulated, and of those that fit."""
     finalists = [proposal for way in ways for _, proposal in way.search.finalists]
     return TriedCounts(
         estimated=sum(way.search.num_estimated for way in ways),
@@ -146,7 +159,7 @@ def _tried(ways: Sequence[Choice]) -> TriedCounts:
 
 
 def _ranked(ways: Sequence[Choice]) -> tuple[Choice, Choice]:
-    """The fastest that fits of all that the searches simulated, and the one that is chosen."""
+    """(the fastest plan that fits of all that the searches simulated, the near-tie of it that is chosen)."""
     fitting = [
         replace(way, candidate=candidate, proposal=proposal)
         for way in ways
@@ -159,7 +172,10 @@ def _ranked(ways: Sequence[Choice]) -> tuple[Choice, Choice]:
 
 
 def _with_hopeful(way: Choice, *, fastest: Merits, than: Merits) -> Choice:
-    """The way with its search's most hopeful estimates simulated, up to the first that is as good as estimated."""
+    """The choice after some of its search's estimated layouts were simulated and moved to the simulated ones.
+
+    These may be better choices than `than`, the most hopeful first, up to the first that is better indeed.
+    """
     found = dict(way.search.finalists)
     known = {candidate.layout(way.setting): proposal for candidate, proposal in found.items()}
     for one in hopeful(way.search.judged, Judge(setting=way.setting), than=than, fastest=fastest)[:MOST_TRIED]:
@@ -176,7 +192,10 @@ def _with_hopeful(way: Choice, *, fastest: Merits, than: Merits) -> Choice:
 
 
 def _simpler(choice: Choice, fastest: Choice) -> Choice:
-    """The choice without filling, if that is hardly slower, or saves memory, and fits."""
+    """The same choice without filling, if that is a near-tie that fits and saves memory or is hardly slower.
+
+    Else it is `choice` as it is.
+    """
     proposal = propose(choice.setting, choice.candidate.layout(choice.setting))
     unfilled = replace(choice, proposal=proposal, filler=None)
     own, merits = choice.merits, unfilled.merits
@@ -188,6 +207,6 @@ def _simpler(choice: Choice, fastest: Choice) -> Choice:
 
 
 def _leaves_time(ways: Sequence[Choice]) -> bool:
-    """Whether more memory could make it faster."""
+    """Whether a search with more memory could find a faster plan than the last one; True if there is none yet."""
     # Near the bound no layout can be clearly faster, with more memory or less.
     return not ways or ways[-1].search.may_be_beaten(ways[-1].proposal.iteration / ROOM)

@@ -1,4 +1,4 @@
-"""The plan that is chosen, with its explanation; or the reason why there is none, and the changes that help."""
+"""Chooses a plan and explains it, or says why there is none and which changes help."""
 
 from dataclasses import replace
 
@@ -23,12 +23,12 @@ def choose(
 
     `fill` says whether frozen work of the next batch runs in the bubbles of this one; None tries both. A model without
     frozen layers has nothing to fill with. Whether the frozen part is kept in host memory is the planner's choice too,
-    where nothing else is given. With `may_recompute` it also chooses between recomputing all layers and none. An error
-    names other plans as `asking` does.
+    unless it is given. With `may_recompute` it also chooses between recomputing all layers and none. `asking` words
+    the ways to other plans in the error.
 
     Raises:
-        ConfigError: the sizes do not fit each other, or nothing fits in memory; says by how much, and which changes
-        help.
+        ConfigError: the sizes do not fit each other, or nothing fits in memory; it says by how much, and which changes
+            help.
     """
     check_given(
         setting.given,
@@ -50,9 +50,10 @@ def choose(
 def with_alternatives(
     shown: Comparison, choice: Choice, *, fill: bool | None = None, asking: Asking = IN_WORDS
 ) -> Comparison:
-    """The comparison with remarks on plans on fewer devices, or for less memory, where these are to be preferred.
+    """The comparison with remarks on a faster plan on fewer devices, and on a leaner plan if a device is almost full.
 
-    `fill` and `asking` as in `choose`. Takes as long as some more plans.
+    `fill`: whether encoders run in bubbles, None tries both. `asking` words the ways to these plans. It takes as long
+    as making some more plans.
     """
     setting = choice.setting.whole or choice.setting
     fewer = fewer_devices(setting, fill=fill, limit=choice.step / (1 + NEAR_TIE))

@@ -1,4 +1,4 @@
-"""A plan that was found, with the figures that speak for it."""
+"""A plan that was chosen, with its simulation and its comparison with other candidates."""
 
 from dataclasses import dataclass, replace
 
@@ -27,10 +27,10 @@ class Choice:
     proposal: Proposal
     search: Search
     filler: Filler | None
-    """The way to fill waits with frozen work; None: every batch is encoded before its first forward."""
+    """The function that fills bubbles with frozen work; None: every batch is encoded before its first forward."""
     faster: "Choice | None" = None
-    """The fastest way, where another is about as fast and is chosen for its memory or its simplicity; see
-    `near_ties`."""
+    """The fastest choice, if this one is about as fast and was chosen for its memory or its simplicity (`near_ties`);
+    else None."""
     tried: TriedCounts | None = None
     """The number of layouts that all searches together looked at, of which this is the best; None: not counted."""
 
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def merits(self) -> Merits:
-        """The step, the memory and the complexity by which it is compared with near-ties."""
+        """The step, the memory and the complexity by which the plan is compared with near-ties."""
         return merits_of(self.setting, self.candidate, self.proposal)
 
     @property
@@ -61,7 +61,7 @@ class Choice:
         return row_of(self.setting, self.candidate, self.proposal)
 
     def comparison(self) -> Comparison:
-        """The plan beside all other candidates and other systems, with the reason why it is the best."""
+        """The table of the plan, all other candidates and other systems, with the reason why the plan is the best."""
         own, faster = (self.candidate, self.proposal), self.faster
         # The fastest may be of another search, in which frozen work is encoded or kept elsewhere.
         beside = [faster.row] if faster else []
@@ -71,7 +71,7 @@ class Choice:
         return replace(compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks), tried=self.tried)
 
     def _given_up(self, faster: "Choice") -> Remark:
-        """The loss and the reason of taking a near-tie."""
+        """A remark that says how much faster `faster` is and why this near-tie was chosen in its place."""
         reason = reason_of(self.merits, faster.merits) or "filling bubbles gains too little"
         text = (
             f"A near-tie: {faster.sizes} would take {1 - faster.step / self.step:.2%} less time "
@@ -81,7 +81,7 @@ class Choice:
         return Remark(text=text)
 
     def with_unflushed(self) -> Comparison:
-        """The comparison, with rows of training without a flush, which the planner never chooses by itself."""
+        """The comparison with further rows for training without a flush, which the planner never chooses by itself."""
         return replace(self.comparison(), unflushed=unflushed(self.setting, self.filler))
 
     def plan(self, *, sample_batch: int = 0) -> Plan:

@@ -1,4 +1,4 @@
-"""Ways out where nothing fits: the fewest changes that fit together, each way with the command that asks for it.
+"""Finds the fewest changes with which a layout fits, if none does, each way with the command that asks for it.
 
 Changes that cost no machine come first: frozen weights in bfloat16, all layers recomputed, frozen weights in one byte
 or four bits, a smaller batch. Where they do not fit together, more cards of the same kind, adapters in place of the
@@ -19,7 +19,7 @@ from diffusionpipe.planner.choosing.fewer import least_of
 from diffusionpipe.planner.pricing.setting import Setting
 
 Apply = Callable[[Setting], Setting | None]
-"""The training after a change; None where it is that already, or cannot be."""
+"""Setting -> the setting after a change; None if the change is made already or cannot be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,13 @@ class Change:
     """A change of the training or the cluster that may help, with its words, option, key and effect."""
 
     words: str
+    """The change in words."""
     option: tuple[str, str]
     """The option of `plan` and its value."""
     key: str
     """The key of a recipe and its value; "" where the option holds for recipes too."""
     apply: Apply
+    """The function that makes the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +54,15 @@ def ways_out(
 ) -> list[CombinedWay]:
     """The ways to change a setting for which nothing fits so that a layout fits, at most five; [] if none helps.
 
-    One of changes that cost no machine, where these are enough.
+    If changes that cost no machine are enough, only one way of these is returned.
 
     Args:
         setting: the training as it was asked for.
         larger: machines with more cards of the same kind, smallest first.
-        batch: whether a smaller batch is an answer: not where the question leaves it open.
-        layers: whether other storage and adapters are answers: not where a profile's file says which layers there are.
-        smaller: smaller pictures, largest first. Their profiles may be counted for them, so they are asked last, and
-            only where all that does not grow with the pictures fits.
+        batch: whether a smaller batch may be offered: False if the caller left the batch open.
+        layers: whether other storage and adapters may be offered: False if a file of a profile fixes the layers.
+        smaller: changes to smaller pictures, largest first. Their profiles may have to be counted first, so they are
+            tried last, and only if all memory that does not grow with the pictures fits.
     """
     cheap = [change for change in (_storage(setting) if layers else None, _recomputation(setting)) if change]
     # The fewest changes first.
@@ -84,7 +86,10 @@ def ways_out(
 
 
 def _may_shrink(setting: Setting, cheap: Sequence[Change]) -> bool:
-    """Whether all but what grows with the size of the samples fits, in the layout that lacks least."""
+    """Whether smaller samples may help: all memory that does not grow with their size fits in the nearest layout.
+
+    The cheap changes are made first.
+    """
     for change in cheap:
         setting = change.apply(setting) or setting
     nearest = nearest_layout(setting) if least_of(setting) < float("inf") else None
@@ -94,7 +99,10 @@ def _may_shrink(setting: Setting, cheap: Sequence[Change]) -> bool:
 
 
 def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) -> CombinedWay | None:
-    """The first of the other changes that fits with some of the cheap ones, as few as possible."""
+    """The way with the first of the `others` that fits beside the cheap changes, with as few of these as possible.
+
+    None if no other change fits even with all cheap ones.
+    """
     for other in others:
         way = _way(setting, (*cheap, other))
         if way is None:
@@ -109,7 +117,7 @@ def _first(setting: Setting, cheap: Sequence[Change], others: Iterable[Change]) 
 
 
 def _way(setting: Setting, changes: Sequence[Change]) -> CombinedWay | None:
-    """The way with these changes, if a layout fits."""
+    """The way with all these changes; None if one of them cannot be made, or if no layout fits then."""
     changed: Setting | None = setting
     for change in changes:
         changed = change.apply(changed) if changed is not None else None
@@ -123,7 +131,7 @@ def _way(setting: Setting, changes: Sequence[Change]) -> CombinedWay | None:
 
 
 def _of_batches(setting: Setting) -> Iterator[Setting]:
-    """The setting, and with one sample for each device where it has fewer."""
+    """The setting itself and, if its batch has fewer samples than there are devices, one with a sample for each."""
     yield setting
     if setting.workload.batch < setting.cluster.num_ranks:
         yield with_batch(setting, setting.cluster.num_ranks)
@@ -141,9 +149,9 @@ def _storage(setting: Setting) -> Change | None:
 
 
 def stored_narrow(setting: Setting) -> Setting | None:
-    """The setting with frozen float32 matrices stored in bfloat16; None where there are none.
+    """The setting with frozen float32 matrices stored in bfloat16; None if there are none.
 
-    Embeddings stay wide. In a description with all weights wide they are known by their names alone.
+    Embeddings stay in float32; they are recognized by their names.
     """
     graph = setting.graph
     wide = [
@@ -161,7 +169,7 @@ def stored_narrow(setting: Setting) -> Setting | None:
 
 
 def _forms(setting: Setting) -> Iterator[Change]:
-    """Frozen linear layers in one byte, then in four bits a number."""
+    """The changes that store frozen linear layers in one byte a number, then in four bits, as far as they help."""
     for form in (Form.INT8, Form.NF4) if setting.profile.precision == "bfloat16" else ():
         if stored_in(form, setting) is not None:
             yield Change(
@@ -173,10 +181,11 @@ def _forms(setting: Setting) -> Iterator[Change]:
 
 
 def stored_in(form: Form, setting: Setting) -> Setting | None:
-    """The setting with frozen linear layers, but for the VAE's, stored in this form; None where none gets smaller.
+    """The setting with the weights of frozen linear layers stored in this form; None if no weight gets smaller.
 
-    Of frozen matrices the description has the weights of linear layers in bfloat16, and embeddings in float32. Times
-    stay as they are: the command of the way counts the widening.
+    The VAE's weights stay as they are. Linear layers are recognized by their number type: after `stored_narrow` their
+    weights are in bfloat16, and embeddings in float32. Times of layers stay the same; the command that the way offers
+    counts the widening.
     """
     setting = stored_narrow(setting) or setting
     graph, frozen = setting.graph, setting.ledger.frozen

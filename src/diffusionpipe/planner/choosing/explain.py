@@ -1,4 +1,4 @@
-"""The result of a search for people: one row for each candidate, and why the winner won."""
+"""Explains the result of a search: a table with a row for each candidate, and a sentence on why the winner won."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,10 +48,11 @@ class TriedCounts:
     """The number of layouts that were looked at; one that is filled and the same unfilled count twice."""
 
     estimated: int
+    """The number of layouts that were estimated."""
     simulated: int
     """The number of layouts that were simulated in full."""
     fitting: int
-    """Number of simulated candidates for which all ranks have the memory."""
+    """The number of simulated layouts for which all ranks have the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +72,12 @@ class Comparison:
     verdict: str
     """One sentence on why the winner won."""
     fewer: tuple[Row, ...] = ()
-    """A plan on fewer devices where one is faster."""
+    """The row of a plan on fewer devices, if that is faster."""
     remarks: tuple[Remark, ...] = ()
     unflushed: tuple[Row, ...] = ()
     """Rows of training without a flush; never the winner, because it trains with older weights."""
     tried: TriedCounts | None = None
+    """The numbers of layouts that were looked at; None: not counted."""
 
     @property
     def ours(self) -> tuple[Row, ...]:
@@ -93,8 +95,8 @@ def compare(
 ) -> Comparison:
     """The comparison of the layouts that a search looked at, at least one of which fits, with other systems' layouts.
 
-    The plan is `chosen`, else the fastest. Rows `beside` are simulated layouts of other searches. At most
-    `MAX_ESTIMATED` layouts are shown that were only estimated.
+    `chosen` is the winner of the table; None: the fastest layout of the search. `beside`: rows of simulated layouts of
+    other searches. At most `MAX_ESTIMATED` layouts are shown that were only estimated.
 
     Raises:
         AssertionError: nothing fits, and none is chosen.
@@ -180,7 +182,7 @@ def _why(
 
 
 def _other_ways(winner: Row, ours: tuple[Row, ...]) -> str:
-    """How much slower the best of each other way to run two backbones is."""
+    """Words that say how much slower the best layout of each other way to run two backbones is."""
     best: dict[str, Row] = {}
     for row in sorted(ours, key=lambda row: row.step):
         if row.fits and row.name != winner.name:
@@ -192,7 +194,7 @@ def _other_ways(winner: Row, ours: tuple[Row, ...]) -> str:
 
 
 def _with_owners(row: Row) -> str:
-    """Which memory each device holds whole, and which is in parts."""
+    """Words that say which memory each device holds whole and which in parts, if optimizer states are in parts."""
     assert row.use
     parts = row.use.optimizer + row.use.ema
     names = "optimizer state and average" if row.use.ema else "optimizer state"
@@ -203,7 +205,7 @@ def _with_owners(row: Row) -> str:
 
 
 def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:
-    """Which memory is in parts, and which each device holds whole."""
+    """Words that say which memory each device holds in parts and which whole, in sharded data parallelism."""
     assert row.use
     encoders = min(row.use.frozen, encoder_bytes(setting))
     backbone = row.use.frozen - encoders
@@ -223,7 +225,7 @@ def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:
 
 
 def _best_pipeline(row: Row, ours: tuple[Row, ...]) -> str:
-    """How much slower the best pipeline is, if one was looked at."""
+    """Words that say how much slower the best pipeline is; "" if no pipeline was looked at that fits."""
     best = min((one for one in ours if one.num_stages > 1 and one.fits), key=lambda one: one.step, default=None)
     if best is None:
         return ""
@@ -246,7 +248,7 @@ def _hidden(proposal: Proposal) -> str:
 
 
 def _host_bound(proposal: Proposal) -> str:
-    """How much longer an iteration takes because hosts issue kernels more slowly than devices compute."""
+    """A sentence that says how much longer slow hosts make an iteration; "" if the plan is not host-bound."""
     if not proposal.costs.has_hosts:
         return ""
     unhosted = simulate(proposal.train, without_hosts(proposal.costs)).makespan
@@ -269,7 +271,7 @@ def slow_links_text(cluster: Cluster) -> str:
 
 
 def _memory_reason(others: tuple[Row, ...]) -> str:
-    """Whether data parallelism was out of the question."""
+    """Words that say how much memory copies of the whole model lack; "" if some of these layouts fit."""
     copies = [one for one in others if one.is_copy]
     if copies and not any(one.fits for one in copies):
         least = min(one.overflow for one in copies)

@@ -1,4 +1,4 @@
-"""Plans that leave devices out, where these slow the others down or the batch cannot be cut over all of them.
+"""Finds plans that leave devices out, because these slow the others down or the batch cannot be cut over all.
 
 A search uses all the devices that it is given. One at the end of a slow link, a slow one, or one that holds no whole
 layer may make a plan slower than the others would be alone. Which devices are worth asking about:
@@ -29,10 +29,10 @@ from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.units import Seconds
 
 MOST_ENUMERATED = 5
-"""The most devices for which every choice of some of them is looked at: 30 searches at most, of which a bound leaves
+"""Up to this number of devices every choice of some of them is looked at: 30 searches at most, of which a bound leaves
 few."""
 MOST_SEARCHED = 16
-"""Choices of devices that are searched: each takes as long as a plan for them."""
+"""The most choices of devices that are searched: each takes as long as a plan for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def fewer_devices(setting: Setting, *, fill: bool | None = None, limit: Seconds 
 
 
 def least_of(setting: Setting) -> Seconds:
-    """A bound in seconds that no iteration on all devices of a setting is below; infinite where none cuts the batch."""
+    """A lower bound of an iteration on all devices of a setting, in seconds; infinite if no layout cuts the batch."""
     count = len(setting.graph.backbones)
     batch, num_ranks = setting.workload.batch, setting.cluster.num_ranks
     if not is_possible(setting.given, batch=batch, num_ranks=num_ranks, num_backbones=count):
@@ -84,7 +84,7 @@ def least_of(setting: Setting) -> Seconds:
 
 
 def remark_on(fewer: Fewer, setting: Setting, step: Seconds, asking: Asking) -> Remark:
-    """A remark with the ranks left out, the factor to a step of `step` seconds, and the way to ask for the plan."""
+    """A remark that a plan without some ranks is faster than a step of `step` seconds, and how to ask for it."""
     own = fewer.choice
     text = (
         f"{_without(fewer, setting)} a step would be {step / own.step:.2f} times as fast ({own.sizes}, "
@@ -94,7 +94,7 @@ def remark_on(fewer: Fewer, setting: Setting, step: Seconds, asking: Asking) -> 
 
 
 def as_remedy(fewer: Fewer, setting: Setting, asking: Asking) -> str:
-    """A sentence with the way to a plan on fewer devices, for a setting without a plan on all ranks."""
+    """A sentence that says how to ask for a plan on fewer devices, for a setting without a plan on all of them."""
     own = fewer.choice
     text = f"{_without(fewer, setting)} there is a plan, {own.sizes}, {own.step * 1e3:.1f} ms a step:"
     return f"{text} {asking.use(fewer.ranks)}"
@@ -106,7 +106,10 @@ def _without(fewer: Fewer, setting: Setting) -> str:
 
 
 def choices_of(cluster: Cluster) -> list[tuple[int, ...]]:
-    """The choices of ranks, fewer than all, that are worth a search, most ranks first; of equal ones the first."""
+    """The sets of ranks, each without some rank, that are worth a search, largest first.
+
+    Of sets with the same devices, nodes and links the first is taken.
+    """
     # Reversed, because the last of equal keys stays: of equal choices the first is wanted.
     found = {_kind(cluster, ranks): ranks for ranks in reversed(list(_subsets(cluster)))}
     return sorted(found.values(), key=lambda ranks: (-len(ranks), ranks))
@@ -134,6 +137,6 @@ def _subsets(cluster: Cluster) -> Iterator[tuple[int, ...]]:
 
 
 def _kind(cluster: Cluster, ranks: tuple[int, ...]) -> object:
-    """All that a plan on these ranks can depend on."""
+    """A key with all properties of these ranks that a plan can depend on: devices, nodes and links."""
     own = of_ranks(cluster, ranks)
     return own.devices, own.nodes, own.pairs

@@ -1,4 +1,4 @@
-"""Plans that leave more memory free, where the chosen one fills a device almost."""
+"""Finds plans that leave more memory free, if the chosen one almost fills a device."""
 
 from dataclasses import dataclass, replace
 
@@ -13,14 +13,14 @@ from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes
 
 FULL = 0.9
-"""A device of which a plan takes more than this part has little room for what no plan counts: fragments, other
+"""A plan that takes more than this part of a device leaves little room for memory that no plan counts: fragments, other
 programs."""
 SLOWER = 0.1
 """Plans whose steps take longer by at most this part are offered in its place."""
 LEANER = 0.02
 """A plan that leaves less than this part more of a device free is not offered."""
 MOST_ASKED = 3
-"""Amounts of memory that the planner is asked for: each takes as long as a plan."""
+"""The most amounts of memory for which a plan is made: each takes as long as a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Leaner:
     """A plan for less memory than the devices have."""
 
     memory: Bytes
-    """Memory of each device that the planner was given; the smaller of this and of the device's memory."""
+    """The limit of each device's memory with which the plan was made; smaller devices keep their own."""
     choice: Choice
 
 
@@ -55,9 +55,9 @@ def leanest(choice: Choice, *, fill: bool | None = None) -> Leaner | None:
 
 
 def _amounts(choice: Choice) -> list[Bytes]:
-    """The memory of layouts that are fast enough and leaner, in hundredths of a GiB.
+    """The amounts of memory, ascending, for which a leaner plan may exist, in bytes rounded to hundredths of a GiB.
 
-    And a little less than the choice takes.
+    They are the memory of leaner layouts of the search that are fast enough, and 90 % of the smallest device.
     """
     setting, judge = choice.setting, Judge(setting=choice.setting)
     merits = [merits_of(setting, *pair) for pair in choice.search.finalists]
@@ -70,7 +70,7 @@ def _amounts(choice: Choice) -> list[Bytes]:
 
 
 def warning(choice: Choice, leaner: Leaner | None, asking: Asking) -> Remark:
-    """A remark that a device is almost full, with the way to the leaner plan; None as `leaner`: none was found."""
+    """A remark that a device is almost full, and how to ask for the leaner plan; `leaner` is None if none was found."""
     rank, part = fullest(choice.setting, choice.proposal)
     name, unit = unit_of(choice.setting.cluster.devices[rank].memory)
     total = choice.setting.cluster.devices[rank].memory

@@ -1,4 +1,4 @@
-"""Which of the plans that are about as fast as the fastest is chosen.
+"""Chooses among the plans that are about as fast as the fastest.
 
 Predictions are not better than a percent or two, so a plan that is faster by less is not known to be faster. Less
 memory and a simpler plan are sure. So of the plans within `NEAR_TIE` of the fastest step the choice is the simplest of
@@ -36,7 +36,7 @@ SIMPLER = (
     "its stages form a chain",
     "its order is a published one",
 )
-"""In words, by item of `Complexity`, the advantage of a plan whose item is less; the first that differs counts."""
+"""For each item of `Complexity` words for the advantage of a plan whose item is less; the first that differs counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class Merits:
         return self.step <= fastest.step * (1 + NEAR_TIE)
 
     def saves(self, other: "Merits") -> bool:
-        """Whether it leaves at least a tenth more of the fullest device's memory free than `other`."""
+        """Whether the plan leaves at least a tenth more of the fullest device's memory free than `other`."""
         return self.fullness <= other.fullness - SAVING
 
 
 def complexity_of(candidate: Candidate) -> Complexity:
-    """The number of devices, whether it is a pipeline and so on, in the order of `SIMPLER`; less is simpler."""
+    """The numbers and yes-no traits that make a candidate complex, in the order of `SIMPLER`; less is simpler."""
     is_published = is_known(candidate.schedule) or candidate.schedule in JOINT
     return (
         candidate.arrangement.units * candidate.arrangement.data_parallel,
@@ -73,7 +73,7 @@ def complexity_of(candidate: Candidate) -> Complexity:
 
 
 def _is_chain(candidate: Candidate) -> bool:
-    """Whether each worker has one stage, in order."""
+    """Whether each worker has one stage, in the order of the workers."""
     if candidate.orders is None:
         return is_chain(candidate.schedule)
     stages = candidate.orders.placement.stages
@@ -87,7 +87,7 @@ def merits_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Mer
 
 
 def fullest(setting: Setting, proposal: Proposal) -> tuple[int, float]:
-    """(rank, part of its memory that is taken) of the device with the least part free."""
+    """(rank, part of its device's memory that the plan takes) for the device with the least part free."""
     devices = setting.cluster.devices
     taken = {
         rank: proposal.memory[proposal.mesh.place(rank)[1]].total / devices[rank].memory
@@ -112,8 +112,8 @@ Rank = tuple[int, Complexity, float, Seconds]
 def rank(one: Merits, fastest: Merits) -> Rank:
     """A tuple that orders plans which are about as fast as the fastest: the plan with the least one is chosen.
 
-    Plans that save memory come first, those that cost as much more come last; of each kind the simplest comes first. Of
-    equally simple ones the leanest comes first where they save memory, else the fastest.
+    Plans that save memory compared with the fastest come first, plans that take more by the same part come last. Of
+    each kind the simplest comes first; of equally simple ones the leanest if they save memory, else the fastest.
     """
     if one.saves(fastest):
         return -1, one.complexity, one.fullness, one.step

@@ -1,4 +1,4 @@
-"""Batches by the time to one loss, from a run's gradient noise scale: copies beside pipelines of copies.
+"""Compares batches by the time of training to one loss, which follows from a run's gradient noise scale.
 
 A larger batch has more samples a second but needs more samples (`costs.noise`). For each batch and number of stages the
 fastest plan with 1F1B is searched; of these the one with the shortest time to the loss is the best.
@@ -17,7 +17,7 @@ from diffusionpipe.units import Seconds
 
 MOST_BATCHES = 6
 FAMILY = "1f1b"
-"""The schedule of pipelines here: a search over all of them for each batch would take minutes."""
+"""The schedule of all pipelines that are compared: a search over all schedules for each batch would take minutes."""
 BEYOND = 4
 """Batches are looked at up to this multiple of the noise scale and of the run's own batch."""
 
@@ -27,22 +27,24 @@ class ReachedLoss:
     """The batch, the steps and the noise scale with which a run reached some loss."""
 
     batch: int
+    """Samples of a step."""
     steps: int
+    """Steps until the run reached the loss."""
     scale: float
     """The run's gradient noise scale in samples."""
 
     def steps_at(self, batch: int) -> float:
-        """The steps to the same loss with `batch` samples a step."""
+        """The number of steps to the same loss with `batch` samples a step."""
         return self.steps * steps_with(batch, self.scale) / steps_with(self.batch, self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesWay:
-    """The fastest plan of a batch in pipelines of some number of stages, and its steps to the loss."""
+    """The fastest plan for a batch with a given number of stages, and the steps that it needs to the loss."""
 
     batch: int
     stages: int
-    """1: copies alone."""
+    """Stages of each pipeline; 1: copies of the whole model."""
     choice: Choice
     steps: float
     """Steps to the loss."""
@@ -75,9 +77,9 @@ def ways(
     fill: bool | None = None,
     may_recompute: bool = False,
 ) -> Iterator[StagesWay]:
-    """The plans that fit, batch by batch, one for each number of stages; sizes that the setting gives are ignored.
+    """The fastest plan that fits for each batch and each number of stages; sizes that the setting gives are ignored.
 
-    `fill` and `may_recompute` as in `choose`.
+    `fill`: whether encoders run in bubbles, None tries both. `may_recompute`: whether all layers may be recomputed.
     """
     ranks = setting.cluster.num_ranks
     for batch in batches:
@@ -93,10 +95,10 @@ def ways(
 
 
 def switch_in(pipelines: Mapping[int, float], copies: Mapping[int, float], num_stages: int, scale: float) -> int | None:
-    """The smallest batch from which on pipelines of copies reach the loss before more copies do; None: no batch.
+    """The smallest batch from which on copies of a pipeline reach the loss before copies of the whole model do.
 
-    As many devices in copies alone take `num_stages` times the batch, each the samples of one copy. A batch counts
-    where the rates of both are known.
+    None if there is none. On the same devices, with the same samples for each copy, copies of the whole model take
+    `num_stages` times the batch. A batch is looked at only if the rates of both are known.
 
     Args:
         pipelines: batch -> samples a second of pipelines of `num_stages` stages.

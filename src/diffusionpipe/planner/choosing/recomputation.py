@@ -1,4 +1,4 @@
-"""The choice between recomputing the activations of all layers and of none."""
+"""Chooses between recomputing the activations of all layers and of none."""
 
 from diffusionpipe.planner.choosing.advice import recomputed
 from diffusionpipe.planner.choosing.best import best_choice
@@ -9,9 +9,10 @@ from diffusionpipe.planner.pricing.setting import Setting
 
 
 def best_way(setting: Setting, *, fill: bool | None = None, may_recompute: bool = False) -> Choice | None:
-    """The best plan; with `may_recompute` one with all layers recomputed, if nothing else fits or it is clearly faster.
+    """The best plan of a setting; None if nothing fits, or if the batch cannot be cut over the devices.
 
-    None where nothing fits, or where the batch cannot be cut over the devices.
+    With `may_recompute` it is a plan with all layers recomputed, if nothing else fits or if that is clearly faster.
+    `fill`: whether encoders run in bubbles; None tries both.
     """
     if least_of(setting) == float("inf"):
         return None

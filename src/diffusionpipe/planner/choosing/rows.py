@@ -1,4 +1,4 @@
-"""A layout as a row of figures, for a simulated plan, an estimate, or another system.
+"""Makes the row of a layout in a table: of a simulated plan, of an estimate, or of another system's layout.
 
 A step is an iteration and the optimizer's update after it, ours and everyone's: a rank updates the parameters that it
 holds, which are all of them in data parallelism, an equal part with ZeRO-3, its stages' parameters in a pipeline.
@@ -29,13 +29,15 @@ class Row:
     """One candidate in a table of plans, with its times and its memory."""
 
     name: str
+    """The name of the layout's schedule, or of another system."""
     sizes: str
+    """The sizes in words, e.g. "2 stages, 4 micro-batches"."""
     num_stages: int
     """Stages of its pipeline; 1 for data parallelism."""
     step: Seconds
     """Time of an iteration and the update after it, in seconds."""
     update: Seconds
-    """Update of the rank with most to update; 0 if the profile does not have it."""
+    """Seconds of the update of the rank with most to update; 0 if the profile does not have it."""
     samples_per_second: float
     bubble: float
     """Idle part of all devices' time."""
@@ -48,11 +50,11 @@ class Row:
     overflow: Bytes
     """Bytes beyond the device's memory; 0 or less: the plan fits."""
     is_copy: bool = False
-    """Whether it is another system's with the whole model on every device."""
+    """Whether it is another system's layout with the whole model on every device."""
 
     @property
     def fits(self) -> bool:
-        """Whether every device has room for it."""
+        """Whether every device has room for the layout."""
         return self.overflow <= 0
 
 
@@ -62,7 +64,7 @@ def sizes_in(setting: Setting, candidate: Candidate) -> str:
 
 
 def row_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:
-    """The row of a layout that was simulated in full."""
+    """The row in a table of plans of a layout that was simulated in full."""
     use = max(proposal.memory, key=lambda memory: memory.total)
     return Row(
         name=name_of(candidate),
@@ -80,7 +82,7 @@ def row_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:
 
 
 def estimated_row(judge: Judge, one: Judged, is_filled: bool) -> Row:
-    """The row of a candidate that was only estimated."""
+    """The row in a table of plans of a candidate that was only estimated; `is_filled`: with frozen work in bubbles."""
     estimate, update = one.estimate, update_of(judge, one.candidate)
     return Row(
         name=name_of(one.candidate),
@@ -98,7 +100,7 @@ def estimated_row(judge: Judge, one: Judged, is_filled: bool) -> Row:
 
 
 def baseline_row(judge: Judge, one: Baseline) -> Row:
-    """The row of another system's layout, whose times are estimated."""
+    """The row in a table of plans of another system's layout, whose times are estimated."""
     setting = judge.setting
     if one.candidate is not None:
         update = update_of(judge, one.candidate)
@@ -136,12 +138,12 @@ def update_of(judge: Judge, candidate: Candidate) -> Seconds:
 
 
 def smallest_device(setting: Setting) -> Bytes:
-    """The bytes of the device with the least memory; an estimate's overflow is beyond them."""
+    """The memory of the device with the least memory, to which an estimate's overflow is added."""
     return min(device.memory for device in setting.cluster.devices)
 
 
 def in_host_memory(setting: Setting) -> str:
-    """Words about weights and states that are kept in host memory; "" where none are."""
+    """Words that say how many bytes of encoders and optimizer states are kept in host memory; "" if none are."""
     ledger, words = setting.ledger, ""
     encoders = ledger.resting(setting.graph.frozen_layers).host
     states = ledger.held(list(ledger.trained)).hosted
@@ -160,9 +162,7 @@ def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
 def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:
     """Name of each item of a device's memory -> its amount in the unit, with two decimals, largest first.
 
-    They add up to the rounded total.
-
-    Parts that would be 0.00 are left out.
+    The amounts add up to the rounded total. Items that would be 0.00 are left out. `unit`: bytes, as in `unit_of`.
     """
     cents = {name.replace("_", " "): size / unit * 100 for name, size in use.items().items()}
     whole = {name: int(size) for name, size in cents.items()}

@@ -1,4 +1,4 @@
-"""Another layout for a run, where the corrected profile says that it would be clearly faster."""
+"""Suggests another layout for a run, if the corrected profile says that it would be clearly faster."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Seconds
 
 GAIN = 0.05
-"""A layout is suggested if steps of the present one take longer by more than this part of its own."""
+"""A layout is suggested if the run's steps take longer than its steps by more than this part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +18,17 @@ class Suggestion:
     sizes: str
     """The schedule and its sizes in words, e.g. "1f1b, 2 stages, 4 micro-batches, filled"."""
     step: Seconds
+    """Predicted seconds of a step."""
     plan: Plan
     timeline: Timeline
+    """The simulated timeline of its iteration."""
 
 
 def suggest(setting: Setting, step: Seconds, *, fill: bool | None, sample_batch: int = 0) -> Suggestion | None:
     """The fastest layout that fits in memory, if steps of `step` seconds take over 5 % longer than its own; else None.
 
-    `fill` as in `choose`, `sample_batch` as in `Choice.plan`.
+    `fill`: whether encoders run in bubbles, None tries both. `sample_batch`: the samples drawn at a time during
+    training, 0 for one per stage.
 
     Raises:
         ConfigError: the sizes that are given do not fit each other.

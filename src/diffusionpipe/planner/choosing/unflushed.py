@@ -1,4 +1,4 @@
-"""The speed of training without a flush: rows beside the planner's table, which it never chooses by itself.
+"""Makes table rows of training without a flush, which the planner shows but never chooses by itself.
 
 Where no batch waits for the one before it, the slowest stage sets the pace, as in PipeDream's objective (Narayanan et
 al., SOSP 2019, section 3.1). For stages s of an arrangement with m micro-batches a step:
@@ -52,7 +52,7 @@ MOST_FILLED_STAGES = 8
 micro-batch."""
 MOST_MICROBATCHES = 32
 MOST_TRIED = 4
-"""Sizes that are simulated, at most, with many micro-batches and with few."""
+"""The most layouts that are simulated, both of those with many micro-batches and of those with few."""
 GAIN = 0.01
 """Fewer micro-batches than stages mean older weights: they are shown where they save this part of the period."""
 ROWS = (Versions.STASHED, Versions.DELAYED, Versions.NEWEST, Versions.VERTICAL, Versions.PREDICTED)
@@ -60,24 +60,28 @@ ROWS = (Versions.STASHED, Versions.DELAYED, Versions.NEWEST, Versions.VERTICAL, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
+    """A candidate without a flush, with a lower bound of the time from one batch to the next."""
+
     bound: Seconds
     candidate: Candidate
 
     @property
     def is_young(self) -> bool:
-        """Whether a batch has as many micro-batches as there are stages, so that most weights are new."""
+        """Whether a batch has at least as many micro-batches as there are stages, so that most weights are new."""
         return self.candidate.microbatches >= self.candidate.workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """Some sizes without a flush, with the figures that the rows share."""
+    """A candidate's window without a flush, with the figures that are the same for each kind of versions."""
 
     candidate: Candidate
     window: Schedule
     blocks: Blocks
     steady: Steady
+    """The simulated times of the window when they repeat."""
     update: Seconds
+    """The longest update of a stage."""
     flushed: tuple[MemoryUse, ...]
     """The memory of each rank with a flush."""
     unrolled: tuple[MemoryUse, ...]
@@ -87,10 +91,10 @@ class _Window:
 
 
 def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]:
-    """The table rows of training without a flush: rows that fit first, each part fastest first.
+    """The table rows of training without a flush, the ones that fit first; of each part the fastest first.
 
-    () where it cannot train this model, or where another layout is given. `filler`: places the frozen work; None: each
-    batch is encoded before its first forward.
+    () if the model cannot train without a flush, or if the given sizes exclude it. `filler`: places the frozen work;
+    None: each batch is encoded before its first forward.
 
     All rows but one have at least as many micro-batches as stages: the fastest sizes that fit `stashed`, or the fastest
     if none fits. One more `stashed` row has fewer micro-batches, where these save 1 % even without fills.
@@ -115,7 +119,7 @@ def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]
 
 
 def _sizes(tables: Tables, filler: Filler | None) -> Iterator[_Sizes]:
-    """Every arrangement in a pipeline, and every number of micro-batches that cuts the batch at whole samples."""
+    """A candidate for each arrangement as a pipeline and each number of micro-batches that divides the batch."""
     setting, given, batch = tables.setting, tables.setting.given, tables.setting.workload.batch
     for arrangement in arrangements(setting.cluster):
         stages, groups = arrangement.units, arrangement.data_parallel
@@ -131,7 +135,7 @@ def _sizes(tables: Tables, filler: Filler | None) -> Iterator[_Sizes]:
 
 
 def _cut(tables: Tables, arrangement: Arrangement, count: int, filler: Filler | None) -> _Sizes:
-    """The cuts whose slowest stage is fastest."""
+    """The candidate with `count` micro-batches and the cuts whose slowest stage is fastest, with its bound."""
     setting = tables.setting
     ground = tables.ground(arrangement)
     times = tables.table.sums(tables.unit_samples(arrangement, count), 1).steps()
@@ -160,14 +164,17 @@ def _cut(tables: Tables, arrangement: Arrangement, count: int, filler: Filler | 
 
 
 def _encoding(tables: Tables, filler: Filler | None) -> Seconds:
-    """Frozen work that each rank does beside its fills: all in equal shares, or with a filler nothing."""
+    """The seconds of frozen work that each rank does outside fills: an equal share of all, or 0 with a filler."""
     return 0.0 if filler else tables.encoding(-(-tables.setting.workload.batch // tables.setting.cluster.num_ranks))
 
 
 def _fastest(
     tables: Tables, filler: Filler | None, sizes: list[_Sizes], limit: Seconds = float("inf")
 ) -> _Window | None:
-    """The fastest with room for `stashed`; of several that have none, the fastest. No bound may reach the limit."""
+    """The window of the fastest candidate that fits with stashed weights; if none fits, the fastest window.
+
+    `sizes` ascend by their bounds; the ones whose bound reaches `limit` are left out. None if no one is left.
+    """
     fitting, others = list[_Window](), list[_Window]()
     for one in sizes[:MOST_TRIED]:
         # Bounds ascend: no later size can be faster than the best, or than the limit.
@@ -215,7 +222,7 @@ def _made(tables: Tables, filler: Filler | None, candidate: Candidate) -> _Windo
 def _prices(
     tables: Tables, filler: Filler | None, layout: Layout, blocks: Blocks
 ) -> tuple[Callable[[Schedule], Costs], Seconds]:
-    """A function that prices an unrolled schedule, and the longest update of a stage."""
+    """(function that gives the costs of an unrolled schedule, seconds of the longest update of a stage)."""
     setting = tables.setting
     profile, ranks = setting.profile, setting.cluster.num_ranks
     encoding = _encoding(tables, filler)
@@ -229,7 +236,10 @@ def _prices(
 
 
 def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
-    """One kind at these sizes; None where it needs more micro-batches, or an optimizer with a direction."""
+    """The table row of a window with one kind of versions.
+
+    None if the kind needs more micro-batches, or an optimizer with a state from which weights can be predicted.
+    """
     candidate = made.candidate
     # Weights one step old suffice for forwards that lead by one batch at most.
     if kind is Versions.DELAYED and candidate.microbatches < candidate.workers - 1:
@@ -258,7 +268,7 @@ def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
 
 
 def _memory(made: _Window, window: Schedule) -> tuple[MemoryUse, ...]:
-    """The memory of each rank."""
+    """The memory of each rank that trains with the versions of `window`, by rank of a pipeline."""
     uses = [
         replace(flushed, activations=unrolled.activations, messages=unrolled.messages)
         for flushed, unrolled in zip(made.flushed, made.unrolled, strict=True)
@@ -267,7 +277,7 @@ def _memory(made: _Window, window: Schedule) -> tuple[MemoryUse, ...]:
 
 
 def _age(window: Schedule) -> str:
-    """How many steps old the weights are that forwards read: in the mean, and at most."""
+    """Words for the age in steps of the weights that forwards read: "age MEAN (at most MOST)"."""
     ages = [age for (_, op), row in staleness_of(window).items() if op is Op.F for age in row]
     mean, most = fmean(ages), max(ages)
     return f"age {most}" if mean == most else f"age {mean:.2g} (at most {most})"

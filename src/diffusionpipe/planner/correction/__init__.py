@@ -1,1 +1,1 @@
-"""A profile corrected by what a run has recorded, so that it predicts that run."""
+"""Corrects a profile by the times that a run has recorded, so that it predicts that run."""

@@ -1,4 +1,4 @@
-"""Why a step took longer or shorter than predicted: each cause in seconds of the step; together the whole difference.
+"""Finds the causes why a step took longer or shorter than predicted, in seconds that add up to the difference.
 
 The corrections of a setting are made one after the other, and after each the iteration is simulated:
 
@@ -49,7 +49,7 @@ class LoadingTimes:
 
     predicted: Seconds = 0.0
     measured: Seconds | None = None
-    """The measured time; None where it could not be counted: then the predicted time counts."""
+    """The measured time; None if it could not be measured: then the predicted time counts."""
 
 
 def causes_of(
@@ -66,12 +66,12 @@ def causes_of(
 
     Args:
         before: the setting with which the plan was predicted.
-        after: the same with everything corrected but for the rest that no action explains.
+        after: the same setting after all corrections except the stretch of all layers that no action explains.
         plan: the plan that ran.
-        iteration: measured.
-        update: the extra time of the update over the prediction.
-        loading: of the step.
-        busy: the measured compute by kind, which data workers delay.
+        iteration: the measured seconds of an iteration.
+        update: the seconds by which the update took longer than predicted.
+        loading: the time that data workers added to a step.
+        busy: op -> the measured seconds of compute, which data workers delay.
     """
     found: dict[str, Seconds] = {}
     last = _iteration(before, plan)
@@ -88,7 +88,7 @@ def causes_of(
 
 
 def _corrections(before: Setting, after: Setting, plan: Plan) -> Iterator[tuple[str, Setting]]:
-    """The setting with one more correction each."""
+    """(name of a cause, the setting with this correction and all corrections before it), one correction at a time."""
     setting, frozen = before, frozenset(before.graph.frozen_layers)
     is_split = any(action.op is Op.I for order in plan.train.orders for action in order)
 

@@ -1,6 +1,6 @@
-"""Times of layers with which a plan's actions take their measured times.
+"""Fits the times of layers so that a plan's actions take their measured times.
 
-A recording knows how long a stage took, and mostly how long each layer took forward. Layers first get their own
+A recording has the time of each stage, and mostly the time of each layer's forward. Layers first get their own
 factors; then all layers of a block get factors that make the price of the block's actions equal to the measured time.
 The parts of a price besides its layers, such as messages and recomputation, stay, so that is done a few times.
 """
@@ -19,7 +19,7 @@ from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.units import Seconds
 
 ROUNDS = 6
-"""Rounds of the fit to stages and fills; each leaves a small part of the error of the one before."""
+"""The number of rounds of the fit to stages and fills; each leaves a small part of the error before it."""
 LEAST, MOST = 0.02, 50.0
 """The smallest and the largest factor of a time in one round."""
 APART = 1.3
@@ -40,7 +40,7 @@ class Factors:
 def scaled(profile: Profile, factors: Mapping[str, Factors]) -> Profile:
     """The profile with the times of each layer multiplied by its factors, at all batch sizes.
 
-    A layer with a factor of its own for probes has a time of its own for them from then on.
+    A layer with a `forward_only` factor gets its own times for probes, even if the profile had none.
     """
     none = Factors()
     return replace(
@@ -67,9 +67,10 @@ def _scaled_layer(layer: LayerProfile, factors: Factors) -> LayerProfile:
 
 
 def by_layers(profile: Profile, plan: Plan, layers: Sequence[LayerTime]) -> Profile:
-    """The profile with forward times corrected by forwards that were recorded of single layers.
+    """The profile after the forward times of its layers were multiplied by measured / predicted of single layers.
 
-    A layer that is off by more than 1.3 times the median of its block gets a factor for its backward too.
+    `layers`: the recorded times of single layers' forwards. A layer that is off by more than 1.3 times the median of
+    its block gets a factor for its backward too.
     """
     frozen = set(profile.graph.frozen_layers)
     kept, probed = (
@@ -92,7 +93,7 @@ def by_layers(profile: Profile, plan: Plan, layers: Sequence[LayerTime]) -> Prof
 
 
 def _ratios(layers: Sequence[LayerTime], predict: Callable[[str, float], Seconds]) -> dict[str, float]:
-    """Layer -> measured over predicted, the median over the numbers of samples."""
+    """Layer -> measured / predicted seconds of its forward, the median over the recorded numbers of samples."""
     found: dict[str, list[float]] = defaultdict(list)
     for one in layers:
         if predicted := predict(one.name, one.samples):
@@ -115,9 +116,10 @@ def fitted(setting: Setting, plan: Plan, times: Mapping[Key, Seconds]) -> Settin
 
 
 def _of_blocks(plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
-    """The factors of each trained layer: means over all stages that hold its block, by the layer's name.
+    """Layer -> the factors of its times, for trained layers: means over all stages that hold its block.
 
-    Stages of probes say what its forward without gradients takes, and all others what its forward does.
+    Stages of probes give the factor of the forward without gradients, all others the factor of the forward. `ratios`:
+    (op, stage or fill) -> measured / predicted seconds.
     """
     placement = plan.train.placement
     found: dict[tuple[int, Op, bool], list[float]] = defaultdict(list)
@@ -139,7 +141,10 @@ def _of_blocks(plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
 
 
 def _of_fills(profile: Profile, plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
-    """The mean factor of the fills that run a frozen layer, weighted by its time there, by the layer's name."""
+    """Frozen layer -> the factor of its forward: the mean of the fills that run it, weighted by its time in each.
+
+    `ratios`: (op, stage or fill) -> measured / predicted seconds.
+    """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for slot, fill in enumerate(plan.train.fills):
         ratio = ratios.get((Op.ENCODE, slot))
@@ -152,7 +157,7 @@ def _of_fills(profile: Profile, plan: Plan, ratios: Mapping[Key, float]) -> dict
 
 
 def strained(setting: Setting, factor: float) -> Setting:
-    """The setting in which all forwards and backwards take `factor` times as long."""
+    """The setting in which the forwards and backwards of all layers take `factor` times as long."""
     every = Factors(forward=factor, input_grad=factor, weight_grad=factor)
     names = [layer.name for layer in setting.profile.layers]
     return replace(setting, profile=scaled(setting.profile, dict.fromkeys(names, every)))

@@ -1,4 +1,4 @@
-"""A prediction held against what a run recorded, and corrected by it.
+"""Compares the prediction of a run with its recorded times, and corrects the setting by them.
 
     recorded ──> times of actions, waits   ──> layers of each block and fill      (computing)
              ──> what is longer after waits ──> waking
@@ -7,7 +7,7 @@
     what no action explains: all layers by one factor, until the simulated iteration is the measured one
 
 The last part is there because ranks wait for the slower one of each moment: an iteration of median actions is shorter
-than the median iteration. How much of the step each of them explains says `causes`.
+than the median iteration. `causes` says how much of the step each correction explains.
 """
 
 from collections import defaultdict
@@ -43,19 +43,19 @@ from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Seconds
 
 ROUNDS = 4
-"""Rounds of the fit of the iteration."""
+"""The number of rounds in which all layers are stretched until the iteration takes its measured time."""
 STRAIN = 1.25
-"""The most that all layers are stretched or shrunk for an iteration that no action explains."""
+"""The largest factor by which all layers are stretched or shrunk for a time that no action explains."""
 SLOWEST_WAKING = 5.0
-"""The most that the table of waking is multiplied with."""
+"""The largest factor by which the table of waking, the extra times after waits, is multiplied."""
 LEAST_UPDATE = 0.05
-"""The part of an update that is left where the agreement of the ranks alone would take longer."""
+"""The least part of a measured update that counts for parameters; the rest is the agreement of the ranks."""
 NO_LOADING = LoadingTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """The predicted and the measured time of one op of one stage, for one micro-batch."""
+    """The predicted and the measured seconds of one op of one stage, for one micro-batch."""
 
     op: Op
     stage: int
@@ -71,13 +71,13 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationTimes:
-    """The seconds of an iteration, of the update after it, and of data workers."""
+    """The seconds of a step's parts: the iteration, the update after it, and the delay by data workers."""
 
     iteration: Seconds
     update: Seconds
     loading: Seconds = 0.0
-    """The time that data workers add, where it was predicted; where it was measured or corrected, the other times
-    contain it."""
+    """The seconds that data workers add, in a prediction; 0 in measured and corrected times, whose other parts contain
+    it."""
 
     @property
     def step(self) -> Seconds:
@@ -102,6 +102,7 @@ class Correction:
     unexplained: float
     """The part by which the iteration took longer than its corrected actions explain; 0.1 is a tenth longer."""
     recorded: Recorded
+    """The recording by which the setting was corrected."""
 
 
 def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTimes = NO_LOADING) -> Correction:
@@ -162,7 +163,7 @@ def _costs(setting: Setting, plan: Plan) -> Costs:
 def _waking(
     observations: Sequence[Observation], times: Mapping[Key, Seconds], costs: Costs
 ) -> tuple[tuple[Seconds, Seconds], ...]:
-    """The table with extra times that add up to what actions took longer after waits."""
+    """The table of waking, (wait, extra seconds after it), scaled so that it adds up to the measured extra seconds."""
     pairs = list(extras(observations, times, costs.waking))
     predicted, measured = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
     factor = min(max(measured / predicted, 0.0), SLOWEST_WAKING) if predicted > 0 else 1.0
@@ -170,7 +171,10 @@ def _waking(
 
 
 def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: GradientSums) -> Setting:
-    """The setting with messages and gradient sums as they were; the profile has the links of one machine."""
+    """The setting with links and rates of gradient sums that give the measured times.
+
+    The profile gets the corrected link and rate of one machine too. `found`: the messages with their times.
+    """
     cluster, mesh = setting.cluster, plan.mesh
 
     def crosses(pair: tuple[int, int]) -> bool:
@@ -199,7 +203,7 @@ def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: G
 
 
 def _strained(setting: Setting, plan: Plan, iteration: Seconds) -> Setting:
-    """The setting with all layers stretched until the iteration takes so long, within limits."""
+    """The setting with all layers stretched or shrunk, by `STRAIN` at most, until an iteration takes `iteration`."""
     total = 1.0
     for _ in range(ROUNDS):
         factor = iteration / simulate(plan.train, _costs(setting, plan)).makespan
@@ -210,7 +214,7 @@ def _strained(setting: Setting, plan: Plan, iteration: Seconds) -> Setting:
 
 
 def _with_update(setting: Setting, plan: Plan, update: Seconds) -> Setting:
-    """The setting in which the update takes so long; without a prediction of it there is nothing to correct."""
+    """The setting in which the update takes `update` seconds; the same setting if its profile has no update."""
     profile, mesh = setting.profile, plan.mesh
     if not profile.update:
         return setting
@@ -224,7 +228,7 @@ def _with_update(setting: Setting, plan: Plan, update: Seconds) -> Setting:
 
 
 def _busy(observations: Sequence[Observation]) -> dict[Op, Seconds]:
-    """The compute of all ranks by kind."""
+    """Op -> the measured seconds of its actions, added up over all ranks."""
     found: dict[Op, Seconds] = defaultdict(float)
     for one in observations:
         found[one.action.op] += one.seconds

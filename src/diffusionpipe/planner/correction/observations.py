@@ -1,4 +1,4 @@
-"""The work of a run's ranks, action by action: how long each took, and for how long its rank had waited before it."""
+"""Reads a recording action by action: how long each action took, and for how long its rank had waited before it."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,13 @@ from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.units import Seconds
 
 WAITED: Seconds = 2e-4
-"""A rank that has waited for less than this before an action has not waited: clocks and Python take that long."""
+"""Shorter waits before an action do not count as waits: clocks and Python take that long."""
 _FIELDS = {Op.F: "forward", Op.B: "backward", Op.I: "input_grad", Op.W: "weight_grad"}
 
 Key = tuple[Op, int]
 """An op and its stage; for ENCODE the number of its fill."""
 Waking = Sequence[tuple[Seconds, Seconds]]
+"""A table of (wait, extra seconds that an action takes after it)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Observation:
 
     @property
     def key(self) -> Key:
-        """The op of the action and its stage, or for ENCODE its fill."""
+        """(op of the action, its stage or for ENCODE the number of its fill)."""
         number = self.action.slot if self.action.op is Op.ENCODE else self.action.stage
         assert number is not None, self.action
         return self.action.op, number
@@ -60,7 +61,7 @@ def spans_of_rank(recorded: Recorded) -> Mapping[int, Sequence[Span]]:
 
 
 def price(key: Key, costs: Costs) -> Seconds:
-    """The seconds of an action of this kind at these costs, without waking."""
+    """The seconds of an action of an op and a stage (or fill) at these costs, without waking."""
     op, number = key
     return costs.fills[number] if op is Op.ENCODE else float(getattr(costs.stages[number], _FIELDS[op]))
 
@@ -68,7 +69,8 @@ def price(key: Key, costs: Costs) -> Seconds:
 def times_of(observations: Sequence[Observation], waking: Waking) -> dict[Key, Seconds]:
     """(op, stage or fill) -> its measured seconds without waking: means over ranks of medians over micro-batches.
 
-    Actions in front of which a rank had not waited say it; where there are none, waking is taken off.
+    Only actions without a wait before them count; if a rank has none, waking is subtracted from the others. `waking` is
+    a table of (wait, extra seconds after it).
     """
     grouped: dict[Key, dict[int, list[Observation]]] = defaultdict(lambda: defaultdict(list))
     for one in observations:
@@ -84,7 +86,10 @@ def _awake(same: Sequence[Observation], waking: Waking) -> Seconds:
 def extras(
     observations: Sequence[Observation], times: Mapping[Key, Seconds], waking: Waking
 ) -> Iterator[tuple[Seconds, Seconds]]:
-    """(predicted, measured) extra seconds of each action after a wait, where its time without one was measured too."""
+    """(predicted, measured) extra seconds of each action after a wait, if its time without a wait was measured too.
+
+    `times`: the seconds of actions without waits. `waking`: a table of (wait, predicted extra seconds after it).
+    """
     known = {one.key for one in observations if one.wait < WAITED}
     for one in observations:
         if one.wait >= WAITED and one.key in known:
@@ -93,5 +98,5 @@ def extras(
 
 
 def ranks_of(mesh: Mesh, worker: int) -> tuple[int, ...]:
-    """The global ranks at a worker's place, one in each data-parallel group."""
+    """The ranks of a worker, one in each data-parallel group, in the order of the groups."""
     return tuple(mesh.rank(group, worker) for group in range(mesh.data_parallel))

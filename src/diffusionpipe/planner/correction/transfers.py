@@ -1,4 +1,4 @@
-"""How long messages and gradient sums took, from what ranks waited for them.
+"""Finds out how long messages and gradient sums took, from the waits of ranks, and corrects links by that.
 
 No rank records when a message arrives. But an action that waited began when the last of its messages was there [1], and
 that message had its link for itself since it was sent, or since the one before it arrived [2]. A message for which no
@@ -26,7 +26,7 @@ from diffusionpipe.timing.sequences import Sequences
 from diffusionpipe.units import Bytes, Seconds
 
 FEW_BYTES = 0.1
-"""A message of whose time less than this part is for its bytes speaks of the latency."""
+"""If less than this part of a message's time is for its bytes, its extra time counts as latency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +34,17 @@ class Crossing:
     """A message between two ranks: its bytes, its predicted time, and its measured time or a bound of it."""
 
     pair: tuple[int, int]
+    """(rank that sends, rank that receives)."""
     num_bytes: Bytes
     predicted: Seconds
     seconds: Seconds
+    """The measured time, or an upper bound of it."""
     is_bound: bool
-    """Whether it took at most `seconds`."""
+    """Whether `seconds` is only an upper bound."""
 
 
 def crossings(plan: Plan, recorded: Recorded, costs: Costs) -> list[Crossing]:
-    """The messages of all groups whose time, or a bound of it, follows from the recording."""
+    """Each message of all groups whose time, or an upper bound of it, follows from the recording."""
     spans = {(span.worker, span.action): span for span in recorded.timeline.spans}
     begun = dict(_waits(recorded))
     found: list[Crossing] = []
@@ -52,7 +54,7 @@ def crossings(plan: Plan, recorded: Recorded, costs: Costs) -> list[Crossing]:
 
 
 def _waits(recorded: Recorded) -> Iterator[tuple[tuple[int, Action], bool]]:
-    """Whether a rank had waited before an action."""
+    """((rank, action), whether the rank had waited before it) for each recorded action."""
     for rank, spans in spans_of_rank(recorded).items():
         free = 0.0
         for span in spans:
@@ -109,7 +111,7 @@ def _of_group(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """The facts that ranks have about messages, by number."""
+    """The times that ranks recorded around messages, by the number of the message."""
 
     sent: Mapping[int, Seconds]
     """The time at which both ends of a message were posted, by the message's number."""
@@ -122,9 +124,9 @@ class _Seen:
 
 
 def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:
-    """Message -> its time, and whether that is only a bound; messages without any information are left out.
+    """Message -> (its seconds, whether they are only an upper bound); messages without recorded times are left out.
 
-    `queues`: of each message the two in which it waits for those before it.
+    `queues`: for each message the two queues, at the sender and the receiver, in which messages follow each other.
     """
     found: dict[int, tuple[Seconds, bool]] = {}
     free: dict[Hashable, tuple[Seconds, bool]] = {}
@@ -151,7 +153,7 @@ def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[i
 def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
     """The link with latency and bandwidth fitted to the measured times of these messages.
 
-    It stays where only bounds are known and none contradicts it.
+    The link stays as it is if there are only upper bounds and the link keeps to them.
     """
     seen = [one for one in found if not one.is_bound]
     if not seen:
@@ -164,9 +166,10 @@ def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
 
 
 def corrected_pair(pair: PairLink, own: Sequence[Crossing], others: Sequence[Crossing]) -> PairLink:
-    """The link of two ranks, fitted to their own messages, or to other pairs of their kind if they sent none.
+    """The link of two ranks, fitted to their own messages, or to messages of other pairs if they sent none.
 
-    Of other pairs only the ratio of their times counts, because their links have other figures.
+    `others` are messages of the same kind, within nodes or between them. Only the ratio of measured to predicted times
+    is taken from them, because their links have other figures.
     """
     link = Link(pair.latency, pair.bandwidth)
     if own:
@@ -179,21 +182,22 @@ def corrected_pair(pair: PairLink, own: Sequence[Crossing], others: Sequence[Cro
 
 
 def usual_ratio(seen: Sequence[Crossing]) -> float:
-    """The lower quartile of measured / predicted times, as a message may wait for others that were not recorded."""
+    """The lower quartile of measured / predicted times: some messages wait for others that were not recorded."""
     ratios = sorted(one.seconds / one.predicted for one in seen)
     return ratios[len(ratios) // 4]
 
 
 def bounded_ratio(found: Sequence[Crossing]) -> float:
-    """The median of measured / predicted times of messages with bounds alone, but at most 1; 1 for none."""
+    """The median of upper bound / predicted time of messages, but at most 1; 1 if there are no messages."""
     ratios = [one.seconds / one.predicted for one in found if one.predicted > 0]
     return min(1.0, median(ratios)) if ratios else 1.0
 
 
 def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
-    """(latency, bandwidth) of a line through the (bytes, seconds) in the median, from a line that predicted them.
+    """(latency, bandwidth) of a line of time over bytes, moved so that it passes through the median of `points`.
 
-    Times below the line shorten both. Times above it count as bytes, or where there are few bytes as latency.
+    `points`: (bytes, measured seconds). The line before has `latency` and the bandwidth `rate`. Times below that line
+    shorten both parts. Times above it lower the bandwidth or, if the bytes take little of the time, raise the latency.
     """
     predicted = [latency + num_bytes / rate for num_bytes, _ in points]
     ratio = median(seconds / one for (_, seconds), one in zip(points, predicted, strict=True))
@@ -214,11 +218,14 @@ class GradientSums:
     count: float
     """The number of sums of a rank, on average over the ranks that waited for theirs."""
     ratio: float
-    """Measured over predicted; 1 where no rank waited for a sum."""
+    """Measured / predicted time; 1 if no rank waited for a sum."""
 
 
 def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> GradientSums:
-    """The gradient sums for which ranks waited at the end of an iteration, with measured over predicted time."""
+    """The predicted time and the number of the gradient sums for which ranks waited, and measured / predicted time.
+
+    Only ranks count that waited for their sums at the end of the iteration.
+    """
     spans, found, predicted, counts = spans_of_rank(recorded), [], [], []
     issued = _issued(plan, spans)
     for rank, own in spans.items():
@@ -238,12 +245,12 @@ def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> GradientSums:
 
 
 def _meeting(plan: Plan, action: Action, group: int) -> tuple[int, int]:
-    """The identity of a sum: its block, and the ranks of all groups that sum it together."""
+    """A key of a gradient sum: (block, 0 if all groups sum it together, else the group)."""
     return plan.train.placement.stages[action.stage].weights, 0 if plan.mesh.data_parallel > 1 else group
 
 
 def _issued(plan: Plan, spans: Mapping[int, Sequence[Span]]) -> dict[tuple[int, int], Seconds]:
-    """When the last rank came to each sum."""
+    """Key of a gradient sum (`_meeting`) -> the second at which the last rank came to the sum."""
     found: dict[tuple[int, int], Seconds] = {}
     for rank, own in spans.items():
         for span in own:
@@ -254,7 +261,10 @@ def _issued(plan: Plan, spans: Mapping[int, Sequence[Span]]) -> dict[tuple[int, 
 
 
 def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) -> float:
-    """The factor with which sums of these prices, one after the other, end then."""
+    """The factor of the prices with which sums that run one after the other end at `end`; at least 0.02.
+
+    `starts`: the seconds from which each sum may run. `prices`: the predicted seconds of each.
+    """
 
     # Rises with the factor, so bisection finds it.
     def last(factor: float) -> Seconds:
@@ -273,7 +283,7 @@ def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) 
 
 
 def corrected_sum(rate: AllReduce, sums: GradientSums) -> AllReduce:
-    """The latency and bandwidth with which sums take their measured time; extra time counts as bytes."""
+    """The rate of gradient sums with which they take their measured time; extra time lowers the bandwidth."""
     for_bytes = sums.predicted - sums.count * rate.latency
     if sums.ratio <= 1 or for_bytes < FEW_BYTES * sums.predicted:
         return replace(rate, latency=rate.latency * sums.ratio, bandwidth=rate.bandwidth / sums.ratio)

@@ -1,1 +1,1 @@
-"""Plans for drawing samples: forwards alone, priced, forecast, and parallel in time."""
+"""Predicts the time and memory of drawing samples, in a pipeline or parallel in time."""

@@ -1,4 +1,4 @@
-"""The time and memory of `diffusionpipe sample --ranks` on a cluster, from a profile: no weights, no training.
+"""Predicts the time and memory of `diffusionpipe sample --ranks` on a cluster from a profile, without weights.
 
     every rank     encoders, gone ─┐
     worker 0       stage 0         └─> F0 F1 F2 ... | F0 F1 F2 ... | ...       a step of denoising is a forward of all
@@ -31,21 +31,21 @@ _NARROW = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingMemory:
-    """The bytes of one rank while pictures are drawn: for encoders, then its stage, then the decoder, one at a time."""
+    """The bytes of one rank while pictures are drawn: it holds first encoders, then its stage, then the decoder."""
 
     encoders: Bytes
-    """Memory of the encoders, with the tensors that live between them, and the workspace of their hungriest layer."""
+    """Bytes of the encoders' weights, the tensors between their layers, and the workspace of their hungriest layer."""
     weights: Bytes
     """Weights of the rank's stage."""
     tensors: Bytes
     """Tensors that the stage reads from outside for all rows, tensors between its layers, the workspace of its
     hungriest layer, and messages."""
     decoding: Bytes = 0
-    """The VAE, latents, and the tensors that its decoder makes; 0 where none is decoded."""
+    """Bytes of the VAE, the latents, and the tensors that its decoder makes; 0 on ranks that decode nothing."""
 
     @property
     def peak(self) -> Bytes:
-        """The largest bytes of the three parts, of which one is there at a time."""
+        """The most bytes at a time: of the encoders, of the stage with its tensors, or of the decoder."""
         return max(self.encoders, self.weights + self.tensors, self.decoding)
 
 
@@ -54,8 +54,9 @@ class Drawing:
     """The predicted times and memory of pictures that are drawn together over all devices of a cluster."""
 
     pictures: int
+    """The number of pictures."""
     rows: int
-    """Rows that pass through the denoiser in each step: two a picture with classifier-free guidance."""
+    """Rows that pass through the denoiser in each step: two for each picture with classifier-free guidance."""
     encoding: Seconds
     """Time in which all texts are encoded, on each rank."""
     step: Seconds
@@ -63,7 +64,7 @@ class Drawing:
     memory: tuple[DrawingMemory, ...]
     """The memory of each rank while pictures are drawn, by rank."""
     is_decoding_known: bool
-    """Whether the profile says what decoding takes."""
+    """Whether the profile has the memory of decoding."""
     is_tiled: bool = False
     """Whether pictures are decoded tile by tile, because a whole one does not fit."""
 
@@ -79,7 +80,7 @@ class Drawing:
 def drawing_plan(model: ModelGraph, ranks: int, rows: int, size: int) -> Plan:
     """The plan of a pipeline over `ranks` ranks that draws `rows` rows, in micro-batches of `size` rows.
 
-    Its training schedules are of one sample.
+    Its training schedule is a placeholder for a batch of one sample.
     """
     layout = Layout(batch=1, stages=ranks, microbatches=1, schedule="gpipe", sample_batch=rows, sample_microbatch=size)
     return build_plan(model, layout)
@@ -135,9 +136,8 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
 def decoder_use(profile: Profile, pictures: int, room: Bytes) -> tuple[Bytes, bool]:
     """(bytes of the VAE while it decodes the pictures, whether it decodes by tiles); (0, False) if not in the profile.
 
-    It decodes by tiles where whole pictures need more than `room` bytes.
-
-    Pictures wait in host memory, which is the device's where that is a CPU.
+    It decodes by tiles if whole pictures need more than `room` bytes. Decoded pictures wait in host memory; on a CPU
+    they count too.
     """
     decoding, on_host = profile.decoding, profile.device_type == "cpu"
     if decoding is None:
@@ -147,7 +147,7 @@ def decoder_use(profile: Profile, pictures: int, room: Bytes) -> tuple[Bytes, bo
 
 
 def _drawn(graph: ModelGraph) -> list[LayerSpec]:
-    """The layers of the denoiser, and of the ControlNet that steers it: of components that see latents or times."""
+    """The layers of the denoiser and of a ControlNet: of all components that read noisy latents or times."""
     (backbone,) = graph.backbones
     moving = {name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None}
     # From the noisy samples on: layers that make them are of training alone.
@@ -161,7 +161,7 @@ def _drawn(graph: ModelGraph) -> list[LayerSpec]:
 
 
 def _encoders(graph: ModelGraph) -> list[str]:
-    """The layers that make what the denoiser reads beside noisy latents and times."""
+    """The names of the layers that make the tensors that the denoiser reads beside noisy latents and times."""
     (backbone,) = graph.backbones
     drawn = _drawn(graph)
     others = [layer for layer in graph.layers if layer not in drawn]

@@ -1,4 +1,4 @@
-"""Drawing as a reader asks about it: seconds a picture, seconds until all are there, and how uncertain both are.
+"""Predicts the seconds a picture and the seconds until all pictures are drawn, and how uncertain both are.
 
 {"format": "diffusionpipe-drawing", "version": 1, "steps": 28, "a_picture": 1.9, "latency": 15.2, "band": ...}
 """
@@ -15,7 +15,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingBand:
-    """(shortest, longest) seconds of drawing with all layer times a quarter shorter and a quarter longer."""
+    """The shortest and longest seconds of drawing: with all layer times a quarter shorter, and a quarter longer."""
 
     a_picture: tuple[Seconds, Seconds]
     latency: tuple[Seconds, Seconds]
@@ -33,10 +33,11 @@ class DrawingForecast:
     latency: Seconds
     """Time from the texts until the latents of all pictures are there."""
     band: DrawingBand | None
-    """None on a measured profile."""
+    """The uncertainty of both times on a computed profile; None on a measured one."""
     drawing: Drawing
+    """The times of a step and of encoding, and the memory."""
     in_time: DrawingInTime | None = None
-    """The same pictures with denoising steps at the same time; None on one device."""
+    """The time and memory of the same pictures with denoising steps computed at the same time; None on one device."""
 
 
 DRAWING = Format("diffusionpipe-drawing", DrawingForecast)

@@ -1,4 +1,4 @@
-"""The memory of workers while they run forwards that keep nothing: of a validation, or of a step of denoising.
+"""Predicts the time and memory of forwards that keep nothing for a backward: of a validation or a denoising step.
 
     read from outside     rows of raw inputs and of outputs of frozen layers, of the whole batch, in a store
     running               messages received and not yet read, tensors between the layers of a stage, the workspace of
@@ -38,19 +38,20 @@ class ForwardUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """The schedule and model that are counted; `layers`: the ones that run."""
+    """A schedule of forwards whose memory is counted, with its model and the layers that run."""
 
     profile: Profile
     schedule: Schedule
     blocks: Blocks
     layers: Collection[str]
+    """The names of the layers that run; stages leave out all others of their blocks."""
 
     def own(self, stage: int) -> list[str]:
-        """The layers of a stage."""
+        """The names of the layers that a stage runs."""
         return [name for name in self.blocks[self.schedule.placement.stages[stage].weights] if name in self.layers]
 
     def stages(self, worker: int) -> list[int]:
-        """The worker's stages that are not encoders."""
+        """The numbers of the worker's stages that are not encoder stages."""
         placement = self.schedule.placement
         return [
             index
@@ -60,7 +61,7 @@ class _Case:
 
 
 def forward_time(setting: Setting, schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Seconds:
-    """The simulated seconds of a schedule without backwards; weights are not cast."""
+    """The simulated seconds of a schedule without backwards, in which weights are not cast to narrow copies."""
     kept = replace(setting, profile=_without_backward(setting.profile))
     return simulate(schedule, costs_of(schedule, blocks, mesh, kept)).makespan
 
@@ -90,7 +91,7 @@ def _use(case: _Case, worker: int) -> ForwardUse:
 
 
 def _running(case: _Case, worker: int) -> Bytes:
-    """The most at a time, beside the rows from outside."""
+    """The most bytes that a worker holds at a time while it runs forwards, without the rows read from outside."""
     schedule, placement, graph = case.schedule, case.schedule.placement, case.profile.graph
     layers = {stage: case.own(stage) for stage in case.stages(worker)}
     kept = {stage: _kept(case, stage) for stage in layers}
@@ -115,7 +116,7 @@ def _running(case: _Case, worker: int) -> Bytes:
 
 
 def _without_backward(profile: Profile) -> Profile:
-    """The profile without backwards: nothing is kept or cast, and forwards take their time without a backward."""
+    """The profile for runs without backwards: no activations and casts; forwards take their time without gradients."""
     none = (0,) * len(profile.batch_sizes)
     layers = (
         replace(layer, forward=layer.forward_only or layer.forward, cast=0.0, copies=0, activation=none)
@@ -125,14 +126,14 @@ def _without_backward(profile: Profile) -> Profile:
 
 
 def _read_from_outside(case: _Case, stage: int) -> set[str]:
-    """The tensors that the stage reads and no stage writes; tensors of other stages are in messages."""
+    """The names of the tensors that a stage reads and that no running layer writes: raw inputs and frozen outputs."""
     graph, own = case.profile.graph, case.own(stage)
     made = {name for layer in graph.layers if layer.name in case.layers for name in layer.writes}
     return {name for layer in graph.layers if layer.name in own for name in layer.reads} - made
 
 
 def _kept(case: _Case, stage: int) -> Bytes:
-    """Bytes of a row that go to other stages, or are a result."""
+    """The bytes of one row of all tensors that a stage sends to other stages or leaves as results."""
     graph, own = case.profile.graph, case.own(stage)
     running = [layer for layer in graph.layers if layer.name in case.layers]
     wanted = {name for layer in running if layer.name not in own for name in layer.reads}

@@ -1,4 +1,4 @@
-"""Drawing by `sample --parallel-in-time` on a cluster: each device has the whole denoiser and some blocks of steps."""
+"""Predicts `sample --parallel-in-time` on a cluster: each device has the whole denoiser and some blocks of steps."""
 
 from dataclasses import dataclass, replace
 
@@ -14,12 +14,13 @@ class DrawingInTime:
     """The predicted time and memory of pictures whose denoising steps are computed at the same time."""
 
     refinements: int
+    """The number of refinements."""
     ranks: int
-    """Devices that compute: no more than blocks."""
+    """The number of devices that compute: not more than blocks of steps."""
     in_turn: int
     """Evaluations of the denoiser that the busiest devices make one after the other."""
     evaluations: int
-    """Evaluations of all devices together."""
+    """Evaluations of the denoiser by all devices together."""
     latency: Seconds
     """Time until the latents of all pictures are there."""
     memory: DrawingMemory

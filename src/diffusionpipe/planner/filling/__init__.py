@@ -1,1 +1,1 @@
-"""Frozen work of the next batch in the waits of an iteration."""
+"""Places frozen work of the next batch in the waits of an iteration."""

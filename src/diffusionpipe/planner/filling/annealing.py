@@ -1,4 +1,4 @@
-"""A longer local search for the few cases that constructions leave far from the bound: single samples change places.
+"""A longer local search for fills that other ways leave far from the bound: it moves the layers of single samples.
 
         worker 0   F F F F v B F v B F v B B B vv       v moves along its worker's order, or to another worker; samples
         worker 1   F F F B v F B v F B F B B vvv        of one worker may overtake each other, layers of a sample not
@@ -27,18 +27,18 @@ from diffusionpipe.units import Seconds
 HOT, COLD = 0.1, 0.005
 """The growth of badness that is accepted at first and at the end, in times of a sample through all layers."""
 AIMED = 0.7
-"""Part of the moves that take something off the critical path; the others are anything."""
+"""The part of the moves that take a layer off the critical path; the others take any layer."""
 MOVED_AWAY = 0.1
-"""Part of the moves that give a sample to another worker."""
+"""The part of the moves that give a sample to another worker."""
 FAR_SHIFTS = 0.25
-"""Part of the moves along a worker's order that go up to eight places, the others one."""
+"""The part of the moves along a worker's order that go up to eight places; the others go one place."""
 POWER = 4
 SPLIT_LOSS = 1.01
-"""Pieces become single samples where that takes at most this factor longer; else they move as they are."""
+"""Pieces are separated into single samples if these take at most this factor longer; else they move as a whole."""
 
 
 class _Unit:
-    """Some samples of one worker that stay together: for each layer the place at which it runs."""
+    """Samples of one worker that stay together, with the place in the worker's order at which each layer runs."""
 
     __slots__ = ("places", "seconds", "size", "worker")
 
@@ -46,13 +46,13 @@ class _Unit:
         self.worker = worker
         self.size = size
         self.places = places
-        """The place of each layer among the worker's places, by layer, as an index; it never falls with the layer."""
+        """The index of each layer's place among the worker's places, by layer; later layers have no earlier place."""
         self.seconds = seconds
         """The time of each layer on a device of speed 1, by layer, in seconds."""
 
 
 class _State:
-    """Units at places, and the times of all events with them."""
+    """The state of the search: all units at their places, and the times of all events with this frozen work."""
 
     def __init__(self, case: Case, units: list[_Unit], bound: Seconds) -> None:
         self.units, self.bound = units, bound
@@ -74,7 +74,7 @@ class _State:
         self.badness = self._times(1)
 
     def slot(self, unit: _Unit, layer: int) -> int:
-        """The slot in which the unit's layer runs: a place of one worker."""
+        """The number of the slot, a place of one worker, in which a layer of the unit runs."""
         return self._offsets[unit.worker] + unit.places[layer]
 
     def _put(self, unit: _Unit, layers: Sequence[int], sign: int) -> None:
@@ -89,7 +89,10 @@ class _State:
                     self._durations[self._events[slot]] = 0.0  # without the rounding errors of all sums before
 
     def move(self, unit: _Unit, worker: int, places: list[int], allowed: Seconds) -> int:
-        """Put the unit elsewhere if badness then stays within what is allowed; events visited, negative if not."""
+        """Move a unit to a worker and places if badness then is at most `allowed`; return the number of events timed.
+
+        The number is negative if the unit stays where it is.
+        """
         layers = [
             i for i, (a, b) in enumerate(zip(unit.places, places, strict=True)) if a != b or worker != unit.worker
         ]
@@ -112,7 +115,7 @@ class _State:
         return -visited
 
     def _times(self, first: int) -> Seconds:
-        """Time all events from this one on; the badness."""
+        """Time all events from number `first` on, and return the badness of the state in seconds."""
         graph = self._graph
         self._ends = ends = ends_of(
             graph.graph, self._durations, waking=graph.waking, issues=graph.issues, before=self._ends[:first]
@@ -123,14 +126,14 @@ class _State:
         return float(sum(excess**POWER for excess in late) ** (1 / POWER))
 
     def critical(self) -> list[int]:
-        """Slots with work on the critical path."""
+        """The numbers of the slots with frozen work on the critical path."""
         path = Times(graph=self._graph.graph, ends=self._ends, issues=self._graph.issues).critical_path()
         return [slot for event in path if (slot := self._slot_of.get(event)) is not None and self.holders[slot]]
 
     def pieces(self, chunk: int) -> tuple[Pieces, ...]:
-        """All units as pieces of at most `chunk` samples, in an order in which they can run.
+        """The pieces of each worker, of at most `chunk` samples, in an order in which they can run, by worker.
 
-        Samples get new numbers.
+        Samples are numbered from 0 within each worker.
         """
         found: list[Pieces] = []
         for worker, places in enumerate(self.places):
@@ -144,7 +147,7 @@ class _State:
 
 
 def _joined(pieces: Sequence[Piece], chunk: int) -> Pieces:
-    """Neighbours of one layer and place as one piece of at most `chunk` samples."""
+    """The pieces after neighbours of one layer and one place were joined to pieces of at most `chunk` samples."""
     found: list[Piece] = []
     for piece in pieces:
         if found and found[-1][:3] == piece[:3] and found[-1][4] == piece[3] and piece[4] - found[-1][3] <= chunk:
@@ -184,7 +187,7 @@ def annealed(case: Case, packing: Packing, *, visits: int, enough: Seconds) -> P
 
 
 def _units(case: Case, packing: Packing) -> list[_Unit]:
-    """The packing's samples, those together that must not be separated."""
+    """The units of a packing: its single samples, or neighbours with equal places if these must stay together."""
     units = []
     single = case.seconds_a_sample(1) <= case.seconds_a_sample(packing.chunk) * SPLIT_LOSS
     for worker, pieces in enumerate(packing.pieces):
@@ -205,7 +208,7 @@ def _units(case: Case, packing: Packing) -> list[_Unit]:
 
 
 def _chosen(state: _State, critical: Sequence[int], random: Random) -> tuple[_Unit, int]:
-    """A unit and one of its layers, mostly on the critical path."""
+    """(a unit, the number of one of its layers), drawn at random, mostly from the critical path."""
     if critical and random.random() < AIMED:
         return random.choice(state.holders[random.choice(critical)])
     unit = random.choice(state.units)
@@ -215,7 +218,10 @@ def _chosen(state: _State, critical: Sequence[int], random: Random) -> tuple[_Un
 def _elsewhere(
     state: _State, unit: _Unit, layer: int, hosts: Sequence[int], random: Random
 ) -> tuple[int, list[int]] | None:
-    """A worker and places for the unit, None if the same: the layer some places on or back, or another host."""
+    """(worker, place of each layer) to which a unit may move, drawn at random; None if it would stay where it is.
+
+    The layer moves some places along the worker's order, or the whole unit moves to another host.
+    """
     if random.random() < MOVED_AWAY:
         worker = random.choice(hosts)
         last, place, spread = (
@@ -238,7 +244,7 @@ def _elsewhere(
 
 
 def _better(case: Case, best: Packing, state: _State) -> Packing:
-    """The state as a packing, if too many samples are not unfinished in it and it is better than the best so far."""
+    """The state as a packing if it is faster than `best` and keeps to the limit of unfinished samples, else `best`."""
     pieces = state.pieces(best.chunk)
     allowed = case.options.open_chunks * case.options.allowed_chunks(case.batch)[0]
     if max(_most_unfinished(own, case.frozen.num_layers) for own in pieces) > allowed:
@@ -248,7 +254,7 @@ def _better(case: Case, best: Packing, state: _State) -> Packing:
 
 
 def _most_unfinished(pieces: Pieces, num_layers: int) -> int:
-    """Most samples that have begun and are not through all layers at a time."""
+    """The most samples at a time that have run the first layer but not all of them."""
     unfinished = most = 0
     for _, first, stop, start, end in pieces:
         unfinished += (end - start) * (first == 0)

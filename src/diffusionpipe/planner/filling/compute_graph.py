@@ -1,4 +1,4 @@
-"""The compute of one iteration with room for frozen work: earliest and latest times, and the effect of fills on them.
+"""The graph of one iteration's compute with rooms for frozen work: its times, and the effect of fills on them.
 
 Before each action of a worker's host, and after its last one, there is a room (`timing.work.Room`), an event whose
 duration is the frozen work that is put there. Work in a room delays nothing as long as it ends before the earliest
@@ -22,7 +22,7 @@ from diffusionpipe.timing.work import Room, Work
 from diffusionpipe.units import Seconds
 
 Place = tuple[int, int]
-"""Worker and position in its order, before which work can be put; the order's length for its end."""
+"""(worker, position in its order) before which frozen work can be put; the length of the order is its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Gap:
     """A wait of a worker: from the end of an action, or 0, to the earliest start of the next, in seconds."""
 
     position: int
-    """Index of that next action in the worker's order."""
+    """The index of the next action in the worker's order."""
     start: Seconds
     end: Seconds
 
@@ -43,6 +43,7 @@ class ComputeGraph:
     durations: tuple[Seconds, ...]
     """The duration of each event without waking, by event, in seconds; 0 for rooms."""
     waking: Waking
+    """The extra times that actions take after waits."""
     issues: tuple[Issue, ...]
     """The times at which each event's host issues it, by event, without the work that is put into rooms."""
 
@@ -91,12 +92,12 @@ class ComputeGraph:
 
     @cached_property
     def times(self) -> Times:
-        """The earliest times of all events, with empty rooms."""
+        """The earliest times of all events if all rooms are empty."""
         return self._timed(self.durations)
 
     @cached_property
     def makespan(self) -> Seconds:
-        """The seconds of the iteration without fills, reductions included."""
+        """The seconds of the iteration without fills, from its start to the end of the last reduction."""
         return self.times.makespan
 
     @cached_property
@@ -121,7 +122,7 @@ class ComputeGraph:
         return any(times.ends[event] > self.times.ends[event] * (1 + 1e-12) for event in self.action_behind)
 
     def filled(self, work: Mapping[Place, Seconds]) -> Times:
-        """The times of all events with these seconds of work in rooms, by (worker, position)."""
+        """The times of all events if frozen work runs in rooms; `work`: (worker, position) -> its seconds there."""
         durations = list(self.durations)
         for place, seconds in work.items():
             durations[self.rooms[place]] = seconds
@@ -133,14 +134,12 @@ class ComputeGraph:
 
 
 def compute_graph(schedule: Schedule, costs: Costs) -> ComputeGraph:
-    """The graph of a schedule without frozen work, with empty rooms, priced at these costs.
+    """The graph of a schedule without frozen work, with an empty room before each action, priced at these costs.
 
-    Explicit messages wait for each other in their queues.
-
-    Positions of rooms do not count messages.
+    Explicit messages wait for each other in their queues. The positions of rooms do not count messages.
 
     Raises:
-        ScheduleError: it has frozen work, or waits in a circle.
+        ScheduleError: the schedule has frozen work, or its actions wait for each other in a circle.
     """
     if schedule.fills:
         raise ScheduleError(["plan the fills before fills are inserted"])
@@ -153,7 +152,7 @@ def compute_graph(schedule: Schedule, costs: Costs) -> ComputeGraph:
 
 
 def _without_messages(schedule: Schedule, works: Sequence[Work]) -> tuple[Work, ...]:
-    """The works with rooms at their positions among all actions but messages."""
+    """The works of a graph whose rooms have their positions in orders without messages; other works stay the same."""
     counts = [
         tuple(accumulate((action.op not in MESSAGE_OPS for action in order), initial=0)) for order in schedule.orders
     ]

@@ -1,4 +1,4 @@
-"""One worker's frozen work, cut into pieces that fit the waits it is offered."""
+"""Cuts one worker's frozen work into pieces that fit into its waits."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -10,19 +10,18 @@ from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayer
 from diffusionpipe.units import Seconds
 
 Piece = tuple[int, int, int, int, int]
-"""Position in the worker's order, first layer, layer after the last, first sample, sample after the last."""
+"""(position in the worker's order, first layer, layer after the last, first sample, sample after the last)."""
 
 LEAST_GAIN = 0.25
-"""A partial batch must save at least this part of its own time from what is left of the layer."""
+"""A piece with only some of a chunk's samples must shorten the rest of the layer by at least this part of its time."""
 
 LARGER = 1.25
-"""The factor by which a piece that does not fit anyway may get longer than with one sample, to take more samples
-along."""
+"""A piece that is longer than its wait anyway may get longer by this factor, to take more samples along."""
 
 
 @dataclass(slots=True)
 class _Front:
-    """Samples on their way through the layers: all have done the layers before `layer`, the first `done` that too."""
+    """A chunk of samples that all ran the layers before `layer`; its first `done` samples also ran this layer."""
 
     first: int
     size: int
@@ -31,7 +30,7 @@ class _Front:
 
 
 class FillQueue:
-    """The samples of one worker, in chunks of nearly equal size, each going through the layers front to back.
+    """A queue of one worker's frozen work: samples in chunks of nearly equal size, each going through the layers.
 
         wait of 9        chunk 0: layers 0, 1, 2 and, of layer 3, the samples that still fit (a partial batch)
         wait of 3        chunk 0: not even one sample of layer 3 fits -> chunk 1: layer 0
@@ -80,7 +79,10 @@ class FillQueue:
         return used / self._speed
 
     def _advance(self, front: _Front, position: int, left: Seconds) -> Seconds:
-        """Take the front on as far as the time allows; the time used."""
+        """Run as many layers of a chunk as fit into `left` seconds, and return the seconds used.
+
+        Seconds are of a device of speed 1.
+        """
         taken = 0.0
         if front.done:
             taken = self._part(front, position, left)
@@ -101,7 +103,7 @@ class FillQueue:
         return taken
 
     def _part(self, front: _Front, position: int, left: Seconds) -> Seconds:
-        """Run the front's layer on as many more of its samples as fit; the time used."""
+        """Run the chunk's present layer on as many more samples as fit into `left` seconds; return the seconds used."""
         rest = front.size - front.done
         if self._piece(front, rest) <= left:
             count = rest
@@ -118,7 +120,7 @@ class FillQueue:
         return self._run(front, position, count)
 
     def _run(self, front: _Front, position: int, count: int) -> Seconds:
-        """Run the front's layer on `count` more samples."""
+        """Run the chunk's present layer on `count` more samples, and return the seconds used."""
         taken = self._piece(front, count)
         self._emit(position, front, front.layer, front.layer + 1, front.done, front.done + count)
         front.done += count
@@ -136,8 +138,8 @@ class FillQueue:
     def exceed(self, position: int, length: Seconds, limit: Seconds) -> Seconds:
         """Run one piece that is longer than the wait but not than `limit` seconds; return its seconds, 0 for none.
 
-        `fill` must have run before: then one sample of one layer is too long, and the shortest of such is taken, with
-        as many more samples as cost little.
+        `fill` must have run before, so that not one sample of a layer fits into the wait. The shortest layer is taken,
+        with as many more samples as cost little.
         """
         best, seconds = None, limit * self._speed
         for front in self._fronts:
@@ -158,12 +160,12 @@ class FillQueue:
         return taken
 
     def drain(self, position: int) -> Seconds:
-        """Run all that is left, before the action at `position`; return its seconds."""
+        """Run all remaining work before the action at `position`, and return its seconds."""
         return self.fill(position, float("inf"))
 
 
 def equal_chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """(first sample, size) of as few chunks of at most `chunk` samples as there can be; sizes differ by one at most."""
+    """(first sample, size) of each of the fewest chunks of at most `chunk` samples; sizes differ by one at most."""
     count = -(-samples // chunk)
     for i in range(count):
         first = samples * i // count
@@ -173,7 +175,7 @@ def equal_chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
 def placed(
     pieces: list[Piece], frozen: FrozenLayers, options: FillOptions, *, worker: int, first: int
 ) -> list[tuple[PlacedFill, Seconds]]:
-    """(fill, its seconds) of each piece, cut so that a fill has layers of one component.
+    """(fill, its seconds) of a worker's pieces, each cut into fills that have layers of one component alone.
 
     `first` is the number in the batch of the worker's first sample.
     """

@@ -1,4 +1,4 @@
-"""The filler of a setting: `plan_fills` as `build_plan` and the search call it, within each device's memory."""
+"""Makes the filler of a setting, which `build_plan` and the search call: fills within each device's memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,16 +22,16 @@ from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes, Seconds
 
 MOST_PLACED = 3
-"""Ways to place fills that lack memory: each costs a simulation, fewer lose plans that would fit with smaller fills."""
+"""The most times that fills are placed if they lack memory; each is a simulation, fewer miss plans that would fit."""
 
 
 def filler_of(setting: Setting) -> Filler:
     """The filler that places the setting's frozen work in bubbles, within each device's memory.
 
-    At most `setting.workload.encode_chunk` samples go through the layers together, fewer where memory demands it; where
-    it demands even more, only some workers hold the frozen layers and encode for the others (see `Needs`). Fills that
-    still lack memory are placed again, for devices that have less of it. In a window all workers may encode, and memory
-    is not looked at. Times of layers are kept between calls.
+    At most `setting.workload.encode_chunk` samples go through the layers together. If memory is short, fewer samples
+    do, or only some workers hold the frozen layers and encode for the others (see `Needs`). Fills that still lack
+    memory are placed again, as if devices had less of it. In a window all workers may encode, and memory is not looked
+    at. Times of layers are kept between calls.
     """
     frozen = frozen_layers(setting.profile)
 
@@ -51,7 +51,7 @@ def filler_of(setting: Setting) -> Filler:
 
 
 def _judged(setting: Setting, unfilled: Unfilled, fills: Mapping[int, Sequence[PlacedFill]]) -> tuple[Bytes, Seconds]:
-    """The bytes by which these fills exceed a device's memory, then the time of the iteration with them."""
+    """(most bytes by which the iteration with these fills exceeds a device's memory, its simulated seconds)."""
     frozen = len(unfilled.blocks) - 1
     outputs = {i: setting.graph.frozen_outputs(layers) for i, layers in enumerate(unfilled.blocks[:frozen])}
     schedule = insert_fills(unfilled.schedule, fills, block=frozen, outputs=outputs)
@@ -62,10 +62,10 @@ def _judged(setting: Setting, unfilled: Unfilled, fills: Mapping[int, Sequence[P
 
 
 def _packed(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Mapping[int, Sequence[PlacedFill]]:
-    """The fills of one iteration; where they lack memory, those that devices with as much less memory would have.
+    """Worker -> its fills in one iteration, placed so that they fit in memory or lack the least of it.
 
-    Hosts are chosen as if each encoded as much of the batch. One that waits longer encodes more, and holds more outputs
-    for the others. Of fills that all lack memory, those that lack least.
+    Hosts are chosen as if each encoded an equal part of the batch. A host that waits longer encodes more, and holds
+    more outputs for the others. So fills that lack memory are placed again, as if devices had less memory by the lack.
     """
     room, tried, less = _room(setting, unfilled), list[tuple[Bytes, Seconds, FillPlan]](), 0
     while True:
@@ -82,23 +82,23 @@ def _packed(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Mappi
 
 
 def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> FillPlan:
-    """The fills of one iteration with their times and bound; they fit in memory if hosts encode equal shares."""
+    """The fill plan of one iteration, with times and bound; its fills fit in memory if hosts encode equal shares."""
     return _placed(setting, unfilled, frozen, *hosts_and_chunk(setting, unfilled))
 
 
 def _placed(
     setting: Setting, unfilled: Unfilled, frozen: FrozenLayers, hosts: tuple[int, ...] | None, chunk: int
 ) -> FillPlan:
-    """The fills of these hosts, None for all workers, with at most `chunk` samples in each."""
+    """The fill plan in which these hosts encode (None for all workers), with at most `chunk` samples in a fill."""
     speeds = worker_speeds(setting.cluster, unfilled.mesh)
     options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
     return plan_fills(_queued(unfilled), unfilled.costs, frozen, options)
 
 
 def _queued(unfilled: Unfilled) -> Schedule:
-    """The schedule with explicit messages where they wait for each other, so that its waits are the plan's.
+    """The schedule, with explicit messages if these wait for each other, so that it has the waits of the plan.
 
-    Else messages only make graphs larger.
+    If no message waits it stays without messages, which would only make graphs larger.
     """
     if not any(unfilled.costs.tensor_bytes.values()):  # nothing is sent, so nothing can wait
         return unfilled.schedule
@@ -117,18 +117,25 @@ class _RoomForFills:
 
     needs: Needs
     ways: tuple[Sequence[Room], Sequence[Room]]
-    """Each worker's room, by `_rooms`."""
+    """The room for fills on each worker, counted cautiously and less cautiously: the result of `_rooms`."""
     others: Sequence[Bytes]
-    """Bytes of a sample that each worker holds only because it encodes it."""
+    """Bytes that a worker holds for each sample only because it encodes it, by worker."""
     batch: int
+    """Samples of the batch of one pipeline."""
 
     def hosts_and_chunk(self, less: Bytes = 0) -> tuple[tuple[int, ...] | None, int]:
-        """`Needs.hosts_and_chunk` with `less` bytes less on each worker."""
+        """(workers that hold the frozen layers, None for all; the most samples of a fill), by `Needs.hosts_and_chunk`.
+
+        `less`: bytes that are subtracted from the memory of each worker.
+        """
         ways = [[(free - less, unused) for free, unused in way] for way in self.ways]
         return self.needs.hosts_and_chunk(ways, self.others, self.batch)
 
     def is_enough(self, chunk: int, shares: Sequence[int]) -> bool:
-        """Whether each worker has room for its share of the samples, by the more cautious way of counting."""
+        """Whether each worker has room to encode its share of the samples, counted cautiously.
+
+        `chunk`: the most samples of a fill. `shares`: the samples that each worker encodes.
+        """
         cautious = zip(self.ways[0], self.others, shares, strict=True)
         return all(
             share == 0 or self.needs.of(chunk, 2 * share * other, unused) <= free
@@ -147,10 +154,12 @@ def _room(setting: Setting, unfilled: Unfilled) -> _RoomForFills:
 
 
 def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]]:
-    """The memory left on each worker without frozen layers: while activations peak, with two messages, and with none.
+    """(room for fills on each worker counted cautiously, room counted with no message waiting), by worker.
 
-    Messages are not explicit yet. The full simulation of the plan says how many wait. Fills run while the worker would
-    wait, beside the activations of that moment; so they may hold what these are below their peak, and the workspace.
+    A room is (bytes free while activations peak, more bytes that are unused while the worker waits). Fills run while
+    the worker would wait, beside the activations of that moment: so they may use the workspace, and the bytes by which
+    the activations are below their peak. Messages are not explicit yet, so the cautious way counts two that wait; the
+    full simulation of the plan shows how many there are.
     """
     uses, memories = _peaks(setting, unfilled), _memories(setting, unfilled.mesh)
     # What is read from the frozen part is held twice where it is encoded ahead.
@@ -162,7 +171,7 @@ def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]
 
 
 def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
-    """The memory of each worker at its peak."""
+    """The memory of each worker at its peak, item by item, by worker."""
     backbone = tuple(name for block in unfilled.blocks[:-1] for name in block)
     return peak_memory(
         unfilled.schedule,
@@ -176,13 +185,13 @@ def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
 
 
 def _memories(setting: Setting, mesh: Mesh) -> list[Bytes]:
-    """The memory of the smallest device at each worker's place in any data-parallel group."""
+    """The memory of each worker's smallest device over all data-parallel groups, in bytes, by worker."""
     groups, devices = range(mesh.data_parallel), setting.cluster.devices
     return [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
 
 
 def _held_in_waits(unfilled: Unfilled) -> list[Bytes]:
-    """The most activations that each worker holds while it waits."""
+    """The most bytes of activations that each worker holds while it waits, by worker; 0 if it never waits."""
     found = []
     for worker, moving in enumerate(moving_through(unfilled.schedule, unfilled.timeline, {})):
         spans = sorted((s.start, s.end) for s in unfilled.timeline.spans if s.worker == worker)

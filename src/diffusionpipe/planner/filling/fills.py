@@ -1,4 +1,4 @@
-"""Frozen work of the next batch in the waits of this iteration: who encodes what, where, in which chunks.
+"""Plans the fills of an iteration: which worker encodes which samples of the next batch, in which waits and chunks.
 
         worker 0   F F F F vvvvvvvvv B B B B            v: fills in the waits that the schedule leaves,
         worker 1   vvv F F F vv B F B B B vvv           also while others still reduce their gradients;
@@ -60,16 +60,16 @@ from diffusionpipe.units import Seconds
 __all__ = ["FillOptions", "FillPlan", "FrozenLayers", "fill_bound", "fill_costs", "frozen_layers", "plan_fills"]
 
 MAX_SHIFTED = 2
-"""Chunk sizes for which delaying compute is tried."""
+"""The number of chunk sizes for which delaying compute is tried."""
 MAX_POLISHED = 6
-"""Packings that the local search starts from."""
+"""The number of packings from which the local search starts."""
 FAR = 1.02
-"""An iteration longer than this many bounds is worth a longer search."""
+"""An iteration longer than its bound by this factor is worth a longer search."""
 SHIFTING_VISITS = 18_000
 FURTHER_VISITS = 90_000
 POLISHING_VISITS = 40_000
 ANNEALING_VISITS = 12_000_000
-"""Events that the trials of each may visit together."""
+"""The most events that a search visits in all its trials: of shifting, shifting further, polishing and annealing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class FillPlan:
     shares: tuple[int, ...]
     """Samples that each worker encodes."""
     chunk: int
-    """Most samples that go through the layers together."""
+    """The most samples that go through the layers together."""
     iteration: Seconds
     """Predicted time of the filled iteration."""
     unfilled: Seconds
@@ -127,7 +127,7 @@ def plan_fills(schedule: Schedule, costs: Costs, frozen: FrozenLayers, options: 
         options: chunk sizes, hosts, speeds; None for the defaults.
 
     Raises:
-        ConfigError: the options do not fit.
+        ConfigError: the options do not fit the layers and workers.
         ScheduleError: the schedule has fills already, or gets stuck.
     """
     case = case_of(schedule, costs, frozen, options)
@@ -148,7 +148,7 @@ def case_of(schedule: Schedule, costs: Costs, frozen: FrozenLayers, options: Fil
 
 
 def _best(case: Case) -> Packing:
-    """The best packing over all chunk sizes; of those that come close to their bounds, that with the least work."""
+    """The fastest packing that is found over all chunk sizes; of equally fast ones the one with least frozen work."""
     packings: list[Packing] = []
     for chunk in case.options.allowed_chunks(case.batch):
         if packings and chunk >= max(packings[-1].shares):  # makes the same chunks as the size before
@@ -177,12 +177,12 @@ def _shifted(case: Case, packings: Sequence[Packing], policies: Sequence[Policy]
 
 
 def _rank(packing: Packing) -> tuple[Seconds, Seconds]:
-    """The time of the iteration, then the frozen work."""
+    """(seconds of the iteration, seconds of frozen work), by which packings are compared; less is better."""
     return packing.makespan, sum(packing.used)
 
 
 def plan_of(case: Case, packing: Packing) -> FillPlan:
-    """The fill plan that a packing stands for, with its times."""
+    """The fill plan with the pieces of a packing as fills, and its times."""
     graph = case.graph
     fills, seconds, first = {}, [], 0
     for worker, (share, pieces) in enumerate(zip(packing.shares, packing.pieces, strict=True)):
@@ -207,12 +207,11 @@ def plan_of(case: Case, packing: Packing) -> FillPlan:
 def fill_bound(
     unfilled: Seconds, busy: Sequence[Seconds], batch: int, frozen: FrozenLayers, options: FillOptions | None = None
 ) -> Seconds:
-    """A lower bound in seconds of the filled iteration: hosts' idle time against the batch at its cheapest chunk size.
+    """A lower bound in seconds of the filled iteration: hosts' idle time takes the batch at its cheapest chunk size.
 
-    `unfilled`: the seconds without frozen work, or a bound of them; `busy`: the compute of each worker in seconds.
-
-    For pruning; costs a few sums, and needs of the schedule only its time (or a bound of it) and each worker's compute.
-    Holds where the time a sample is least at one of the chunk sizes or at 1, as with times linear between them.
+    `unfilled`: the seconds without frozen work, or a lower bound of them; `busy`: the compute of each worker in
+    seconds. It takes a few sums, so a search can leave out layouts by it. It holds if the time a sample is least at one
+    of the chunk sizes or at 1, as with times linear between them.
     """
     options = options or FillOptions()
     chunks = {1, *options.allowed_chunks(batch)}

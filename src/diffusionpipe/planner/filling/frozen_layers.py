@@ -1,4 +1,4 @@
-"""The frozen layers as the fill sees them: a chain with a time for every layer and number of samples."""
+"""The frozen layers as fills need them, and the options with which fills are planned."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,18 +37,21 @@ class FrozenLayers:
 
     @cached_property
     def runs(self) -> tuple[Range, ...]:
-        """The longest ranges of layers of one component, in order."""
+        """The ranges of neighbouring layers of one component, as long as possible, in order."""
         starts = [i for i, name in enumerate(self.components) if i == 0 or name != self.components[i - 1]]
         return tuple(Range(a, b) for a, b in zip(starts, [*starts[1:], self.num_layers], strict=True))
 
     @cached_property
     def starts_run(self) -> tuple[bool, ...]:
-        """Whether each layer is the first of its run; one more entry, True, for the end."""
+        """Whether each layer is the first of its component's run, by layer; one more entry, True, for the end."""
         starts = {run.start for run in self.runs}
         return (*(layer in starts for layer in range(self.num_layers)), True)
 
     def running(self, samples: int, overhead: Seconds = 0.0) -> tuple[Seconds, ...]:
-        """Entry l: the time of layers 0, ..., l - 1 as one fill for each run, with the overhead of each fill."""
+        """The running sums of the layers' times: entry l has the seconds of layers 0, ..., l - 1 on `samples` samples.
+
+        The layers of each run are one fill, and each fill takes `overhead` in addition.
+        """
         key = samples, overhead
         if key not in self._running:
             times = (self.forward(layer, samples) + overhead * self.starts_run[layer] for layer in self._layers)
@@ -65,7 +68,7 @@ class FrozenLayers:
         return running[layers.stop] - running[layers.start]
 
     def split_at_runs(self, layers: Range) -> tuple[Range, ...]:
-        """The range in parts, cut where components change."""
+        """The range of layers in parts, each of one component."""
         return tuple(common for run in self.runs if (common := layers.intersection(run)))
 
 
@@ -84,7 +87,7 @@ class FillOptions:
     """The chunk sizes, workers and speeds with which fills are planned."""
 
     chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    """Most samples that go through the layers together, each tried: the profiled batch sizes."""
+    """The numbers of samples that go through the layers together at most, each of which is tried."""
     max_chunk: int | None = None
     """The most samples in one fill that memory allows; None for no limit."""
     workers: tuple[int, ...] | None = None
@@ -96,8 +99,7 @@ class FillOptions:
     open_chunks: int = 2
     """Chunks of one worker that may be unfinished at a time; their tensors between layers are held."""
     is_thorough: bool = True
-    """Whether to search on, also by delaying compute, where something stays exposed; a search over plans says no
-    for its candidates and yes for the best."""
+    """Whether to search longer, also by delaying compute, if frozen work stays exposed."""
 
     def speed(self, worker: int) -> float:
         """The speed of a worker's device, 1 for the profiled device."""

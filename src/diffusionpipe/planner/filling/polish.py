@@ -1,4 +1,4 @@
-"""Local search on finished fills: fills on the critical path move to other places."""
+"""A local search on finished fills, which moves fills on the critical path to other places."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from diffusionpipe.planner.filling.shares import CLOSE, Case, Packing, Visits, b
 from diffusionpipe.units import Seconds
 
 REACH = 4
-"""Places tried to either side."""
+"""The number of places to either side to which a fill may move at a time."""
 
 Pieces = tuple[Piece, ...]
 NO_PLACE: Place = (-1, -1)
@@ -17,11 +17,11 @@ NO_PLACE: Place = (-1, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timed:
-    """An evaluation of all workers' pieces."""
+    """The times of an iteration with the pieces of all workers at their places."""
 
     makespan: Seconds
     critical: tuple[Place, ...]
-    """Places with fills on the critical path, the latest first."""
+    """The places, (worker, position), with fills on the critical path, the latest first."""
     ends: tuple[Seconds, ...]
     """The end of each worker's order, by worker, in seconds."""
     is_shifted: bool
@@ -72,7 +72,7 @@ def _packing(case: Case, packing: Packing, pieces: Sequence[Pieces], timed: _Tim
 
 
 def _by_layer(pieces: Sequence[Piece]) -> Pieces:
-    """One piece for each layer."""
+    """The pieces cut so that each has one layer."""
     # Pieces of several layers could not be moved in part.
     return tuple((at, layer, layer + 1, a, b) for at, first, stop, a, b in pieces for layer in range(first, stop))
 
@@ -103,7 +103,11 @@ def _timed(case: Case, pieces: Sequence[Pieces]) -> _Timed:
 def _moves(
     pieces: Sequence[Pieces], places: Sequence[Sequence[int]], critical: Sequence[Place]
 ) -> Iterator[tuple[int, Pieces]]:
-    """(worker, its pieces after a move), the cheapest moves first."""
+    """(worker, its pieces after a move) of each move of pieces on the critical path; moves of few pieces come first.
+
+    `pieces`: the pieces of each worker. `places`: the positions of rooms in each worker's order. `critical`: the places
+    with fills on the critical path.
+    """
     for worker, position in critical:
         own = pieces[worker]
         here = [i for i, piece in enumerate(own) if piece[0] == position]
@@ -131,7 +135,10 @@ def _lowered(pieces: Pieces, position: int) -> Pieces:
 
 
 def _split(piece: Piece, count: int) -> tuple[Piece, Piece] | None:
-    """The piece without its last sample (-1) or its first one (1), and that sample; None for a single one."""
+    """(first part, second part) of a piece: its last sample alone (`count` -1), or its first sample alone (1).
+
+    None if the piece has one sample.
+    """
     at, layer, stop, first, last = piece
     if last - first < 2:
         return None
@@ -140,7 +147,7 @@ def _split(piece: Piece, count: int) -> tuple[Piece, Piece] | None:
 
 
 def _merged(pieces: Pieces) -> Pieces:
-    """Neighbours of one layer and place as one piece."""
+    """The pieces after neighbours of one layer, one place and consecutive samples were joined."""
     found: list[Piece] = []
     for piece in pieces:
         at, layer, stop, first, last = piece

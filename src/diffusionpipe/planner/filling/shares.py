@@ -1,4 +1,4 @@
-"""How many samples each worker encodes, and the time of the iteration then."""
+"""Divides the samples of a batch among the workers that encode, and packs each worker's share into its waits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from diffusionpipe.units import Seconds
 CLOSE = 1.001
 """An iteration this close to its lower bound, as a ratio, is not improved further."""
 MAX_MOVES = 8
-"""Moves of samples between workers, for each worker."""
+"""The most moves of samples between workers, for each host."""
 
 
 def hosts_of(options: FillOptions, num_workers: int) -> tuple[int, ...]:
-    """The workers that may encode: the ones of the options, or all."""
+    """The workers that may encode: the `workers` of the options, or all."""
     return options.workers or tuple(range(num_workers))
 
 
@@ -27,9 +27,8 @@ def seconds_a_sample(frozen: FrozenLayers, options: FillOptions, chunk: int) -> 
 def idle_level(unfilled: Seconds, busy: Sequence[Seconds], work: Seconds, speeds: Mapping[int, float]) -> Seconds:
     """The least seconds of an iteration in which hosts of these speeds can do `work` seconds of frozen work.
 
-    `unfilled`: the seconds without that work; `busy`: the compute of each worker.
-
-    Every wait counts as usable to the last second, and the work as divisible: a lower bound.
+    It is a lower bound: every wait counts as usable to the last second, and the work as divisible. `unfilled`: the
+    seconds without that work. `busy`: the seconds of compute of each worker. `speeds`: host -> speed of its device.
     """
     idle = sum((unfilled - busy[worker]) * speed for worker, speed in speeds.items())
     return unfilled + max(0.0, work - idle) / sum(speeds.values())
@@ -43,6 +42,7 @@ class Case:
     frozen: FrozenLayers
     options: FillOptions
     batch: int
+    """Samples to encode."""
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -59,20 +59,22 @@ class Case:
         return idle_level(self.graph.makespan, self.graph.busy, self.batch * rate, speeds)
 
     def queue(self, worker: int, samples: int, chunk: int) -> FillQueue:
-        """The frozen work of `samples` samples on a worker, in chunks of `chunk` samples, to be placed."""
+        """A queue with the frozen work of `samples` samples on a worker, in chunks of at most `chunk` samples."""
         return FillQueue(self.frozen, self.options, worker=worker, samples=samples, chunk=chunk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """The pieces of frozen work of all workers at their places, and the times that follow."""
+    """A way to place the frozen work of an iteration: the pieces of all workers at their places, and the times then."""
 
     shares: tuple[int, ...]
     """The number of samples that each worker encodes, by worker."""
     chunk: int
+    """The most samples that go through the layers together."""
     pieces: tuple[list[Piece], ...]
+    """The pieces of each worker in order, by worker."""
     ends: tuple[Seconds, ...]
-    """End of each worker's last action or fill."""
+    """The end of each worker's last action or fill, by worker, in seconds."""
     used: tuple[Seconds, ...]
     """The time of frozen work on each worker, by worker, in seconds."""
     makespan: Seconds
@@ -83,7 +85,7 @@ class Packing:
 
 @dataclass(slots=True)
 class Visits:
-    """A budget of work, so that the time of a search does not depend on the machine's speed."""
+    """A budget of a search, counted in events, so that its result does not depend on the machine's speed."""
 
     left: int
     """Events and fills that evaluations may still visit."""
@@ -122,7 +124,7 @@ def fluid_shares(case: Case, rate: Seconds) -> list[int]:
 
 
 def pack_unshifted(case: Case, chunk: int) -> Packing:
-    """The packing that uses waits alone: no compute starts later, and the rest runs at each worker's end.
+    """The packing that uses waits alone: no compute starts later, and work that does not fit runs at the workers' ends.
 
     Shares start in proportion to idle time; then samples move from the worker that ends last to the one that ends first
     with them, as long as that helps.
@@ -150,7 +152,7 @@ def pack_unshifted(case: Case, chunk: int) -> Packing:
 
 
 def _packed(case: Case, worker: int, samples: int, chunk: int) -> tuple[FillQueue, Seconds]:
-    """The worker's samples in its waits and at its end, and its end."""
+    """(queue with the pieces of a worker's samples in its waits and at its end, second at which the worker ends)."""
     queue = case.queue(worker, samples, chunk)
     for gap in case.graph.gaps[worker]:
         if queue.is_empty:
@@ -177,7 +179,11 @@ def balanced(case: Case, shares: list[int], rate: Seconds, end_of: Callable[[int
 
 
 def _moved(shares: list[int], ends: dict[int, Seconds], count: int, end_of: Callable[[int, int], Seconds]) -> bool:
-    """Move at most `count` samples off the worker that ends last; whether any move lets both end earlier."""
+    """Move at most `count` samples off the worker that ends last, in `shares`; return whether samples were moved.
+
+    They are moved only if both workers then end before the present last end. `ends`: worker -> its end in seconds.
+    `end_of`: (worker, samples) -> its end.
+    """
     *others, last = sorted(ends, key=lambda worker: ends[worker])
     while count:
         for worker in others:

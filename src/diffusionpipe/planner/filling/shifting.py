@@ -1,4 +1,4 @@
-"""Fills that may delay compute where that lengthens nothing: waits too short by themselves become one of use."""
+"""Packs fills that may delay compute if that does not lengthen the iteration, so that short waits become one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Policy:
     """The limits within which fills may delay compute."""
 
     least_use: float
-    """Least part of a fill that delays compute which must be inside the wait."""
+    """The least part of a fill that must be inside the wait if the fill delays compute."""
     is_eager: bool
-    """Whether as much as these limits allow goes there; else only one piece more than the wait holds."""
+    """Whether a wait takes as much work as the limits allow; else only one piece more than fits into it."""
     target: float
-    """No compute starts later than an iteration allows that lies so far from the bound to the best time so far."""
+    """Delayed compute must still allow an iteration of this time: 0 is the lower bound, 1 the best time so far."""
 
 
 USUAL = (
@@ -44,11 +44,11 @@ ROUNDS = 4
 
 
 def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy, makespan: Seconds) -> Packing:
-    """The packing that fills each wait, and lets a last piece end after it if the part inside is worth that.
+    """The packing that fills each wait and lets fills end after it, within the limits of a policy.
 
-    Events are timed in an order in which they can happen, so what a delay does to others is known when their own waits
-    are filled. No action starts after its latest start for an iteration of time `makespan`, so only what is left at a
-    worker's end can exceed it.
+    Events are timed in an order in which they can happen, so the effect of a delay on others is known when their own
+    waits are filled. No action starts after its latest start for an iteration of time `makespan`, so only work that is
+    left at a worker's end can exceed it. `shares`: the samples of each worker.
     """
     graph = case.graph
     # `makespan` may be a bound that no compute reaches.
@@ -75,7 +75,10 @@ def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy
 
 
 def _fill(queue: FillQueue, position: int, wait: Seconds, slack: Seconds, policy: Policy) -> Seconds:
-    """Fill a wait after which compute has this much time until its latest start; the time taken."""
+    """Fill a wait, and perhaps more time after it, and return the seconds of the fills.
+
+    `wait`: the seconds until the compute could start. `slack`: the seconds until its latest start.
+    """
     if policy.is_eager:
         # So much that at least `least_use` of it is inside the wait.
         return queue.fill(position, max(wait, min(slack, wait / policy.least_use)))
@@ -110,7 +113,7 @@ def _packing(
 def shifted_packings(case: Case, packing: Packing, policies: Sequence[Policy], visits: Visits) -> list[Packing]:
     """The packings that delay compute, by each policy, from the packing's shares and then with ever more equal ends.
 
-    Ends early where one comes close to the bound, or with the budget.
+    The search ends early if a packing comes close to the bound, or when the budget of visits is used up.
     """
     found: list[Packing] = []
     best, bound = packing.makespan, bound_of(case, packing)
@@ -133,7 +136,7 @@ def shifted_packings(case: Case, packing: Packing, policies: Sequence[Policy], v
 
 
 def _with_one_moved(case: Case, packing: Packing) -> tuple[int, ...]:
-    """The shares with a sample moved from the host that ends last to the one that waits most."""
+    """The samples of each worker after one was moved from the host that ends last to the host that waits longest."""
     shares = list(packing.shares)
     waits = {worker: packing.makespan - case.graph.busy[worker] - packing.used[worker] for worker in case.hosts}
     source = max((worker for worker in case.hosts if shares[worker]), key=lambda worker: packing.ends[worker])
@@ -144,7 +147,10 @@ def _with_one_moved(case: Case, packing: Packing) -> tuple[int, ...]:
 
 
 def _with_equal_ends(case: Case, packing: Packing) -> tuple[int, ...]:
-    """The shares with which all hosts would end together if each sample more or less moved their ends by its time."""
+    """The samples of each worker with which all hosts would end together.
+
+    It is an estimate: a sample more or less moves a host's end by the sample's time.
+    """
     rate = case.seconds_a_sample(min(packing.chunk, max(packing.shares)))
     ends = [packing.ends[worker] for worker in case.hosts]
     speeds = [case.options.speed(worker) for worker in case.hosts]

@@ -1,4 +1,4 @@
-"""Fills of copies of the model, spaced so that each copy of weights from host memory ends before its layer runs.
+"""Spaces the fills of a worker with the whole model so that weights from host memory arrive before their layers run.
 
     at the end   F F F F B B B B [0]..[1]..[2]..[3] [vv]    every layer waits for its weights
     spread   [v] F F F F B [0] B [1] B [2] B [3] [v]        they arrive while the copy trains
@@ -30,29 +30,29 @@ from diffusionpipe.timing.work import Compute
 from diffusionpipe.units import Seconds
 
 ROUNDING = 1e-9
-"""A wait below this part of the iteration is none."""
+"""A wait below this part of the iteration does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """Layers of a component on some samples."""
+    """One piece of frozen work before it has a place: layers of a component on some samples, with its time."""
 
     layers: Range
     samples: Range
     seconds: Seconds
     """Time of the piece without waits for weights, in seconds."""
     is_free: bool = True
-    """Whether the layers read nothing of the layers that are spread."""
+    """Whether the layers read no tensor that spread layers write."""
 
 
 def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> tuple[PlacedFill, ...]:
     """The fills of the only worker, spaced so that copies of weights from host memory end before their layers run.
 
-    () where encoders are on the devices, or no weights take longer to come than their layers to run.
+    () if encoders are on the devices, or if no weights take longer to arrive than their layers to run.
 
     Args:
         setting: the setting of the plan.
-        unfilled: of a schedule with one worker.
+        unfilled: the iteration of a schedule with one worker.
         frozen: the setting's frozen layers.
     """
     profile = setting.profile
@@ -106,9 +106,10 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
 def _divided(
     setting: Setting, profile: CopiedProfile, unfilled: Unfilled, frozen: FrozenLayers
 ) -> tuple[list[_Piece], list[_Piece]]:
-    """The pieces that are spread, layer by layer, and all others, chunk by chunk, each in an order in which it can run.
+    """(pieces that are spread, layer by layer; all other pieces, chunk by chunk).
 
-    Spread pieces read nothing of the rest, but the rest may read their outputs.
+    Both are in an order in which they can run. Spread pieces read no output of the others, but the others may read
+    their outputs.
     """
     graph, names = setting.graph, setting.graph.frozen_layers
     speed, chunks = worker_speeds(setting.cluster, unfilled.mesh)[0], encode_chunks_of(setting)
@@ -143,10 +144,11 @@ def _spread(
     position: int,
     patience: Seconds,
 ) -> tuple[Seconds, list[int]]:
-    """The time in which pieces wait for weights, and before which action each runs: none before `position`.
+    """(seconds for which pieces wait for weights, index of the action before which each piece runs).
 
-    A piece runs at the first place where it would wait for its weights no longer than `patience`, and pieces left at
-    the end run there. `names` are their layers; `reached[i]` is the compute done before action i.
+    A piece runs before the first action from `position` on where it would wait for its weights no longer than
+    `patience`; pieces that are left run at the end. `names`: the layer of each piece. `arriving`: layer -> seconds in
+    which its weights are copied. `reached[i]`: seconds of compute before action i.
     """
     stream, spent, waited, positions = CopyStream(arriving), 0.0, 0.0, list[int]()
     weighted = [name for name in names if name in arriving]
@@ -165,7 +167,7 @@ def _spread(
 
 
 def _joined(fills: Iterable[PlacedFill]) -> tuple[PlacedFill, ...]:
-    """Layers of a component that follow each other on the same samples at the same place, as one fill."""
+    """The fills after consecutive layers of a component on the same samples at the same position were joined."""
     found: list[PlacedFill] = []
     for fill in fills:
         last = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Frozen work where batches follow each other without a flush: no bubbles are left, so it balances unequal ranks.
+"""Places frozen work in a window without a flush: there are no bubbles, so ranks with less work encode more.
 
         rank 0   F B F B F B ...              busy 12 of every window; the slowest rank sets the pace
         rank 1   F B v F B v F B v ...        busy 8: it encodes most samples
@@ -47,12 +47,12 @@ def window_fills(
 
     Args:
         window: compute, reductions and steps.
-        costs: of that window.
+        costs: the costs of that window.
         frozen: the layers; keep the object between calls, it remembers times.
         options: chunk sizes, hosts, speeds; None for the defaults.
 
     Raises:
-        ConfigError: the options do not fit.
+        ConfigError: the options do not fit the layers and workers.
     """
     options = options or FillOptions()
     check_options(options, frozen, window.num_workers)
@@ -82,7 +82,10 @@ def window_fills(
 
 
 def _shares(busy: list[Seconds], batch: int, rates: Mapping[int, Seconds]) -> list[int]:
-    """Samples of each worker; `rates`: of the workers that encode, the seconds for a sample [1]."""
+    """The samples that each worker encodes, by worker, so that the longest worker is as short as possible [1].
+
+    `busy`: seconds of compute of each worker. `rates`: worker that encodes -> its seconds for a sample.
+    """
     shares = [0] * len(busy)
     heap = [(busy[worker] + rate, worker) for worker, rate in rates.items()]
     heapify(heap)
@@ -94,7 +97,7 @@ def _shares(busy: list[Seconds], batch: int, rates: Mapping[int, Seconds]) -> li
 
 
 def _spread(window: Schedule, worker: int, queue: FillQueue, seconds: Seconds) -> list[Piece]:
-    """A worker's frozen work, which takes `seconds`, in equal parts after its backwards [2]."""
+    """The pieces of a worker's frozen work, which takes `seconds`, in equal parts after its backwards [2]."""
     order = window.orders[worker]
     places = [place + 1 for place, action in enumerate(order) if action.op in (Op.B, Op.W)]
     # The last part comes before the update: it runs beside the gradient sum, for which the update waits.

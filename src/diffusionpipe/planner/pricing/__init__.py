@@ -1,1 +1,1 @@
-"""The costs of work at its place: stages, encoders, collectives, and how ranks become pipelines."""
+"""Prices the work of a plan on its devices: stages, encoders, collectives, and how ranks become pipelines."""

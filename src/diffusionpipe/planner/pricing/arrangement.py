@@ -1,4 +1,4 @@
-"""How a cluster's ranks become pipelines, and the links between their stages."""
+"""The ways in which a cluster's ranks become pipelines, and the links between their stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from diffusionpipe.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """The form in which ranks become equal pipelines: their number, their ranks, and which ranks are side by side.
+    """The form in which ranks become equal pipelines: how many, of how many ranks, and which ranks are side by side.
 
-    Two arrangements of one size differ in the tensors that cross node borders.
+    Two arrangements with the same numbers differ in the tensors that cross node borders.
 
     2 nodes of 4, 2 units     adjacent 1:  [01 01 | 01 01]   a pipeline stays in its node, gradients cross
                               adjacent 4:  [0000 | 1111]     activations cross, gradients do not
@@ -35,7 +35,7 @@ class Arrangement:
 
 
 def arrangements(cluster: Cluster) -> Iterator[Arrangement]:
-    """Every arrangement of all ranks that differs in size or in what crosses nodes or slow links."""
+    """Every arrangement of all ranks; of those with the same tensors across nodes and slow links only one."""
     num_ranks = cluster.num_ranks
     node = cluster.nodes.count(0)
     is_even = node == num_ranks and not slow_links(cluster)
@@ -53,7 +53,7 @@ def arrangements(cluster: Cluster) -> Iterator[Arrangement]:
 class RankLayout:
     """An arrangement on a cluster, with the speeds, memories and links of its units.
 
-    Groups run in step, so everywhere the slowest of them counts.
+    A unit is a rank of a pipeline, in all groups. Groups run in step, so everywhere the slowest of them counts.
     """
 
     arrangement: Arrangement
@@ -62,19 +62,19 @@ class RankLayout:
     _links: dict[tuple[int, int, int, int], Link] = field(default_factory=dict, repr=False, compare=False)
 
     def ranks(self, units: Sequence[int]) -> list[int]:
-        """The global ranks of these units, over all groups."""
+        """The ranks of these units in all groups, group by group."""
         mesh = self.arrangement.mesh
         return [mesh.rank(group, unit) for group in range(mesh.data_parallel) for unit in units]
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
-        """The speed of each unit, by unit: of its slowest device in any group, 1 for the profiled device."""
+        """The speed of each unit's slowest device in any group, by unit; 1 is the profiled device."""
         units = range(self.arrangement.units)
         return tuple(min(self.cluster.devices[r].speed for r in self.ranks([unit])) for unit in units)
 
     @cached_property
     def memories(self) -> tuple[Bytes, ...]:
-        """The bytes of memory of each unit, by unit: of its smallest device in any group."""
+        """The bytes of memory of each unit's smallest device in any group, by unit."""
         units = range(self.arrangement.units)
         return tuple(min(self.cluster.devices[r].memory for r in self.ranks([unit])) for unit in units)
 

@@ -30,9 +30,9 @@ def all_gather(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seco
 
 
 def rooted(cluster: Cluster, sizes: Sequence[Bytes], ranks: Sequence[int]) -> Seconds:
-    """The seconds in which each of these sizes goes from one rank to all others, or is summed at one, in turn.
+    """The seconds of sending these sizes one after the other from one rank to all others, or of summing them at one.
 
-    Nothing takes no time. Pieces pass along a ring one after the other, so every link carries all of it once.
+    A size of 0 takes no time. Pieces pass along a ring one after the other, so every link carries all bytes once.
     """
     rate = reduction_rate(cluster, ranks)
     sent = [size for size in sizes if size] if len(ranks) > 1 else []

@@ -1,4 +1,4 @@
-"""The memory that the frozen layers need where they run, and which ranks may hold them for all."""
+"""The memory that frozen layers need on a worker, and the choice of workers that hold them for all."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from diffusionpipe.units import Bytes
 
 
 def encode_chunks_of(setting: Setting) -> Mapping[str, int]:
-    """Frozen component -> samples that go through it at a time: the workload's number, halved while it needs too much.
+    """Frozen component -> samples that go through it at a time: the workload's number, halved while memory is short.
 
-    Too much is more than an eighth of the smallest device's memory: a VAE takes two gibibytes for each picture of 1024
-    x 1024 in float32.
+    At most an eighth of the smallest device's memory is used: a VAE takes two gibibytes for each picture of 1024 x 1024
+    in float32.
     """
     room = min(device.memory for device in setting.cluster.devices) // 8
     found = {}
@@ -43,8 +43,7 @@ def frozen_workspace(setting: Setting, layers: Sequence[str], chunk: int) -> Byt
 
 
 Room = tuple[Bytes, Bytes]
-"""Bytes left on a worker without the frozen layers, and bytes that these may hold while they run before they need any.
-"""
+"""(bytes left on a worker without the frozen layers, bytes that are free besides whenever frozen layers run there)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +51,14 @@ class Needs:
     """The bytes that the frozen layers need on a worker that runs them, for each size of chunk."""
 
     weights: Bytes
+    """Bytes of the layers' weights on the device."""
     running: Mapping[int, Bytes]
-    """Samples that go through them together, descending -> bytes meanwhile."""
+    """Samples that go through the layers together, descending -> bytes of tensors while they run."""
 
     def of(self, chunk: int, kept: Bytes, unused: Bytes) -> Bytes:
-        """The bytes of a worker that encodes chunks of this size and keeps `kept` bytes for others.
+        """The bytes that encoding takes of a worker, in chunks of `chunk` samples, with `kept` bytes held for others.
 
-        `unused`: bytes that they may hold while they run before they need any.
+        `unused`: bytes that are free besides while the layers run; as many bytes of running do not count.
         """
         return self.weights + kept + max(0, self.running[chunk] - unused)
 
@@ -70,11 +70,11 @@ class Needs:
             free of 24 GB     worker 0   3     encoders with a chunk of 16: 14 GB,  of 1: 10 GB
             beside training   worker 1   11    so worker 1 encodes everything, one sample at a time
 
-        As many workers as possible, then as large a chunk as possible. Where no worker has room, all of them with
-        chunks of one sample: the plan's memory then says by how much it is too large.
+        It takes as many workers as possible, then the largest chunk that fits. If no worker has room, it is all workers
+        with chunks of one sample: the memory of the plan then shows how much is missing.
 
         Args:
-            rooms: each worker's room, in one or several ways of counting it, the most cautious one first.
+            rooms: the room of each worker, in one or several ways of counting it, the most cautious one first.
             others: bytes of a sample that each worker holds only because it encodes it.
             batch: samples to encode.
         """
@@ -108,18 +108,17 @@ def needs_of(setting: Setting, batch: int) -> Needs:
 def kept_for_others(graph: ModelGraph, own: Collection[str]) -> Bytes:
     """The bytes of a sample's raw inputs and frozen outputs that a worker holds only because it encodes it.
 
-    `own`: the tensors that its stages read anyway, which do not count.
+    `own`: the tensors that the worker's stages read anyway, which do not count.
     """
     held = {*graph.inputs, *graph.frozen_outputs(graph.backbone_layers)}
     return sum(graph.tensor(name).num_bytes for name in held.difference(own))
 
 
 def host_sets(memories: Sequence[Bytes]) -> tuple[tuple[int, ...], ...]:
-    """Sets of units that may hold the encoders for all: of half of the units, a quarter, ..., one.
+    """Sets of units that may hold the encoders for all units: with half of the units, a quarter, ..., one.
 
+    Of each size they are the last units (1F1B keeps least on them), the first ones, and those with most memory.
     `memories`: the bytes of each unit.
-
-    The last ones (1F1B keeps least for them), the first ones, and the roomiest ones.
 
     >>> host_sets([24, 24, 16, 16])
     ((2, 3), (0, 1), (3,), (0,))

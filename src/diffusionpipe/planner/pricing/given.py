@@ -1,4 +1,4 @@
-"""Sizes that the user keeps to while the search chooses the others."""
+"""The sizes that a user gives, which the search keeps to while it chooses the others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Given:
     """The sizes that a search must keep to; None leaves a size to it."""
 
     stages: int | None = None
-    """Stages of one rank each; so the search replicates none of them."""
+    """The number of stages, each on one rank: the search then makes no replicas."""
     microbatches: int | None = None
     schedule: str | None = None
     data_parallel: int | None = None
@@ -30,7 +30,7 @@ class Given:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it demands that copies hold something in parts."""
+        """Whether copies have to hold something in parts."""
         return self.sharded not in (None, Sharded.NONE)
 
     def allows(self, *, units: int, data_parallel: int) -> bool:
@@ -39,7 +39,7 @@ class Given:
 
     @property
     def allows_chains(self) -> bool:
-        """Whether a schedule with one stage on each worker is allowed."""
+        """Whether the given sizes allow a schedule with one stage on each worker."""
         return self.schedule is None or is_chain(self.schedule)
 
 
@@ -139,7 +139,10 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
 
 
 def _undefined_sizes(given: Given, groups: Sequence[int], *, batch: int, num_ranks: int) -> str | None:
-    """Why the given family can do none of the sizes that ranks and batch leave; None if it can do some."""
+    """Words why the given schedule family can do none of the sizes that ranks and batch allow; None if it can do some.
+
+    `groups`: the allowed numbers of copies.
+    """
     why = None
     assert given.schedule is not None
     for copies in groups:

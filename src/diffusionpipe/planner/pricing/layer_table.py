@@ -1,4 +1,4 @@
-"""Sums over ranges of layers: the dynamic programs ask for them millions of times."""
+"""Sums of times and bytes over ranges of layers, made once: dynamic programs ask for them millions of times."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,30 +15,31 @@ from diffusionpipe.holding.memory import copies_of, workspace_of
 from diffusionpipe.units import Bytes, Seconds
 
 Load = tuple[Bytes, int]
-"""Bytes of one sample of what goes from stage to stage, and how many tensors that are."""
+"""(bytes of one sample that pass from one stage to another, number of tensors that pass)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums:
-    """Running sums of times and bytes over the trained layers for one micro-batch; entry l: of layers 0, ..., l - 1."""
+    """Running sums of times and bytes over the trained layers for one micro-batch; entry l has layers 0, ..., l - 1."""
 
     forward: tuple[Seconds, ...]
-    """Forwards, with the mean time that a micro-batch's probe adds: F (1 + k / M) for k probes of M micro-batches."""
+    """Running sums of forwards, with the mean time that probes add: F (1 + k / M) for k probes of M micro-batches."""
     backward: tuple[Seconds, ...]
-    """Input and weight gradients, and the forwards that are recomputed."""
+    """Running sums of input gradients, weight gradients and recomputed forwards."""
     activation: tuple[Bytes, ...]
-    """Bytes that layers keep of what they made; 0 for a recomputed one (see `LayerTable.held_bytes`)."""
+    """Running sums of the bytes of their own tensors that layers keep; 0 for recomputed layers, whose inputs are in
+    `LayerTable.held_bytes`."""
     layers: tuple[Sequence[Seconds], Sequence[Seconds], Sequence[Seconds]]
-    """Forward without probes, input gradient with what is recomputed, and weight gradient of each layer."""
+    """(forward, input gradient, weight gradient) by layer: the first without probes, the second with recomputation."""
     forward_only: Sequence[Seconds]
-    """Forward of each layer in a probe, which keeps nothing for a backward."""
+    """The forward of each layer in a probe, which keeps nothing for a backward, by layer."""
     probes: Seconds
-    """The time that probes add in all to the forward."""
+    """The seconds that probes add to the forward through all layers."""
 
     def times(self, first: int, stop: int, *, is_probe: bool = False) -> tuple[Seconds, Seconds, Seconds]:
-        """(forward, input gradient, weight gradient) in seconds of layers `first`, ..., `stop` - 1, a stage's price.
+        """(forward, input gradient, weight gradient) in seconds of a stage with layers `first`, ..., `stop` - 1.
 
-        Of a stage of a probe the forward is one that keeps nothing; its gradients are never asked for.
+        With `is_probe` the forward is one that keeps nothing for a backward, and the gradients have no meaning.
         """
         forward, input_grad, weight_grad = self.layers  # summed anew: differences of running sums would round
         forward = self.forward_only if is_probe else forward
@@ -52,12 +53,12 @@ class LayerSums:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTable:
-    """A profile and a workload as sums over ranges of the trained part's layers."""
+    """Sums of times and bytes over ranges of the trained part's layers, made of a profile and a workload."""
 
     profile: Profile
     workload: Workload
     owners: int = 1
-    """Copies that hold the optimizer's states and averages in parts."""
+    """The number of copies that hold the optimizer's states and averages in parts; 1: each holds all."""
     _sums: dict[tuple[float, float | None], LayerSums] = field(default_factory=dict, repr=False, compare=False)
     _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
     _kept: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
@@ -118,7 +119,7 @@ class LayerTable:
         return self.profile.forward_only(name, samples) + self._casting(name, microbatches)
 
     def _casting(self, name: str, microbatches: float | None) -> Seconds:
-        """The part of casting the layer's weights that counts in one of `microbatches` forwards."""
+        """The seconds of casting a layer's weights that count in one of `microbatches` forwards; None: 0."""
         if microbatches is None:
             return 0.0
         return self.workload.cast_time(self.profile.layer(name)) / (1 if name in self.checkpointed else microbatches)
@@ -135,13 +136,13 @@ class LayerTable:
         }
 
     def _probe(self, name: str, samples: float, microbatches: float | None) -> Seconds:
-        """The time that a layer's probe adds to a forward on average. Weights that are cast once are cast by then."""
+        """The seconds that a layer's probe adds to a forward on average; only recomputed layers cast weights in it."""
         casts = self.workload.cast_time(self.profile.layer(name)) if microbatches and name in self.checkpointed else 0.0
         return self._probed.get(name, 0.0) * (self.profile.forward_only(name, samples) + casts)
 
     @cached_property
     def casts(self) -> tuple[Seconds, ...]:
-        """Running sums over layers of the seconds of casting their weights once."""
+        """Running sums over layers of the seconds of casting each layer's weights once."""
         return self._running(lambda name: self.workload.cast_time(self.profile.layer(name)))
 
     def host(self, first: int, stop: int) -> HostTimes:
@@ -151,7 +152,7 @@ class LayerTable:
 
     @cached_property
     def _hosts(self) -> tuple[tuple[Seconds, ...], ...]:
-        """Running sums of the host's time of forwards, input gradients and weight gradients."""
+        """(forwards, input gradients, weight gradients): running sums over layers of the host's seconds for each."""
         hosts = {name: self.profile.layer(name).host for name in self.names}
         return (
             self._running(lambda name: hosts[name].forward),
@@ -161,7 +162,7 @@ class LayerTable:
 
     @cached_property
     def copies(self) -> tuple[Bytes, ...]:
-        """Running sums over layers of the bytes of casted weights that live as long as an iteration."""
+        """Running sums over layers of the bytes of narrow copies of weights that last for an iteration."""
         sizes = (copies_of(name, self.profile, self.workload, self.checkpointed) for name in self.names)
         return tuple(accumulate(sizes, initial=0))
 
@@ -178,40 +179,43 @@ class LayerTable:
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
-        """Running sums over layers of the number of trained numbers; a tied parameter counts where it comes first."""
+        """Running sums over layers of the count of trained numbers; a tied parameter counts at its first layer."""
         return self._running_sizes({p.name: prod(p.shape) for p in self.profile.graph.parameters if p.is_trainable})
 
     @cached_property
     def frozen(self) -> tuple[int, ...]:
-        """Running sums over the trained part's layers of the number of their frozen numbers."""
+        """Running sums over the trained part's layers of the count of frozen numbers."""
         return self._running_sizes({p.name: prod(p.shape) for p in self._frozen})
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The ledger of the model's parameters under the workload."""
+        """The ledger with the bytes of each parameter of the model in training with this workload."""
         return Ledger(graph=self.profile.graph, workload=self.workload)
 
     def largest(self, first: int, stop: int) -> Held:
-        """Bytes by item of the largest trained parameter of layers `first`, ..., `stop` - 1: one copy has it whole."""
+        """The bytes, item by item, of the largest trained parameter of layers `first`, ..., `stop` - 1.
+
+        Parameters are never divided, so one copy has it whole.
+        """
         return max(self._largest[first:stop], key=lambda one: one.on_device)
 
     @cached_property
     def _largest(self) -> tuple[Held, ...]:
-        """By layer the bytes by item of its largest trained parameter."""
+        """The bytes, item by item, of each layer's largest trained parameter, by layer; zeros if it has none."""
         trained = self.ledger.trained
         own = ([trained[name] for name in layer.parameters if name in trained] for layer in self.layers)
         return tuple(max(sizes, key=lambda one: one.on_device, default=Held()) for sizes in own)
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields without what was computed from them, such as functions, which no other process can be sent."""
+        """The fields alone, for pickle: values computed from them include functions, which cannot be pickled."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def held(self) -> Callable[[int, int], Held]:
         """A function (first, stop) -> bytes by item of the trained parameters of layers `first`, ..., `stop` - 1.
 
-        All that lies beside them counts. Where copies hold states in parts: an equal part of the states. Each range is
-        added up once.
+        Gradients, optimizer states and averages are items too. If copies hold states in parts, it is an equal part of
+        the states. Each range is added up once.
         """
         trained, owners = self.ledger.trained, self.owners
         columns = zip(*trained.values(), strict=True) if trained else [()] * len(Held())
@@ -240,7 +244,10 @@ class LayerTable:
         return [p for p in self.profile.graph.parameters if not p.is_trainable]
 
     def _running_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Running sums over parameters of these sizes; a tied one counts where it comes first."""
+        """Running sums over layers of the sizes of their parameters; a tied one counts at its first layer.
+
+        `sizes`: parameter -> its size.
+        """
         seen: set[str] = set()
         found = [0]
         for layer in self.layers:
@@ -252,7 +259,7 @@ class LayerTable:
 
     @cached_property
     def crossing(self) -> tuple[tuple[Bytes, Bytes], ...]:
-        """(bytes of one sample across each cut forward, bytes of gradients back), by cut; cut l is before layer l.
+        """(bytes of one sample that cross a cut forward, bytes of gradients back), by cut; cut l is before layer l.
 
         A tensor crosses every cut between the layer that writes it and the last that reads it, each one once: the skips
         of a U-Net count at every cut below their arc. Frozen tensors and raw inputs cross no cut.
@@ -269,9 +276,9 @@ class LayerTable:
 
     @cached_property
     def passed(self) -> tuple[tuple[Bytes, Bytes], ...]:
-        """(forward, back) bytes of one sample across each cut, of tensors from the layer before it to the layer after.
+        """(forward, back) bytes of one sample that the layer before a cut sends to the layer after it, by cut.
 
-        They pass directly wherever the stages around the cut start and stop, and no sooner than the one before is done.
+        These tensors cross the cut for any stages around it, and not before the stage before it is done.
         """
         found = [(0, 0)] * (len(self.layers) + 1)
         # Only a reader right after the cut: others may be on the same stage, or be reached later.
@@ -283,9 +290,10 @@ class LayerTable:
 
     @cached_property
     def held_bytes(self) -> tuple[tuple[Bytes, ...], ...]:
-        """Entry [first][stop]: bytes of one sample that layers first, ..., stop - 1 hold beside what they keep.
+        """A table: entry [first][stop] has the bytes of one sample that layers hold for the backward.
 
-        These are tensors that they read from other trained layers, and those that a recomputed one writes for another.
+        The layers are first, ..., stop - 1. The bytes count besides `LayerSums.activation`: tensors that the layers
+        read from other trained layers, and tensors that a recomputed layer writes for another.
         """
         graph, table = self.profile.graph, []
         for first in range(len(self.layers) + 1):
@@ -303,7 +311,10 @@ class LayerTable:
 
     @cached_property
     def frozen_reads(self) -> tuple[tuple[Bytes, ...], ...]:
-        """Entry [first][stop]: bytes of a sample that layers first to stop - 1 read of frozen and raw tensors."""
+        """A table: entry [first][stop] has the bytes of a sample's frozen and raw tensors that layers read.
+
+        The layers are first, ..., stop - 1.
+        """
         graph = self.profile.graph
         own = {name for layer in self.layers for name in layer.writes}
         table = []
@@ -318,7 +329,7 @@ class LayerTable:
 
     @cached_property
     def _readers(self) -> tuple[tuple[int, tuple[int, ...], Bytes, Bytes], ...]:
-        """The writer of each tensor between layers, its readers, its bytes, and the bytes of its gradient."""
+        """(layer that writes, layers that read, bytes of a sample, bytes of its gradient) of tensors between layers."""
         written = {name: i for i, layer in enumerate(self.layers) for name in layer.writes}
         readers: dict[str, list[int]] = {}
         for i, layer in enumerate(self.layers):
@@ -332,9 +343,9 @@ class LayerTable:
         )
 
     def flows(self, starts: Sequence[int]) -> dict[tuple[int, int], tuple[Load, Load]]:
-        """(producer, consumer) -> (load forward, load of the gradients back), for stages with these first layers.
+        """(producer, consumer) -> (load forward, load of the gradients back), between stages with these first layers.
 
-        A load is (bytes of one sample, number of tensors).
+        A load is (bytes of one sample, number of tensors). Stages that exchange nothing are left out.
         """
         found: dict[tuple[int, int], tuple[Load, Load]] = {}
         for writer, readers, forward, backward in self._readers:
@@ -351,7 +362,7 @@ class LayerTable:
     def workspace(self, first: int, stop: int, samples: float) -> Bytes:
         """The most temporary bytes that one of layers `first`, ..., `stop` - 1 needs on `samples` samples.
 
-        For a recomputed layer with all that it would keep otherwise.
+        A recomputed layer also needs all that it would keep otherwise.
         """
         if samples not in self._workspace:
             self._workspace[samples] = tuple(
@@ -376,9 +387,10 @@ class LayerTable:
 
     @cached_property
     def _kept_reads(self) -> tuple[tuple[Bytes, ...], ...]:
-        """Entry [first][stop]: bytes of one sample that layers first, ..., stop - 1 read and leave for W.
+        """A table: entry [first][stop] has the bytes of one sample's tensors that layers read and that W reads again.
 
-        Each tensor once. Tensors of the frozen part, and raw inputs, are held anyway.
+        The layers are first, ..., stop - 1. Each tensor counts once. Tensors of the frozen part and raw inputs are held
+        anyway and do not count.
         """
         graph, table = self.profile.graph, []
         reads = [frozenset(self.profile.kept_reads(name)) - graph.frozen_tensors for name in self.names]
@@ -392,10 +404,10 @@ class LayerTable:
 
 
 def trained_reads(graph: ModelGraph, layers: Collection[str]) -> frozenset[str]:
-    """The tensors that these layers read from other trained layers."""
+    """The names of the tensors that these layers read from other trained layers."""
     return frozenset(graph.reads_of(layers)) - graph.frozen_tensors
 
 
 def checkpointed_layers(workload: Workload, names: tuple[str, ...]) -> frozenset[str]:
-    """The layers that one of the workload's patterns (as of file names) matches."""
+    """The layers of `names` that are recomputed: a pattern of the workload (as of file names) matches them."""
     return frozenset(n for n in names if any(fnmatchcase(n, pattern) for pattern in workload.checkpointed))

@@ -1,4 +1,4 @@
-"""The tensors that pass between the workers of trained stages, and the time that they take from their compute."""
+"""Lists the edges between the workers of trained stages, and the time that messages take from the workers' compute."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,12 +8,12 @@ from diffusionpipe.planner.pricing.layer_table import Load
 from diffusionpipe.units import Seconds
 
 Meeting = tuple[Edge, tuple[int, int], int, float]
-"""An edge between workers, these two, the samples of a micro-batch that pass, and for what part of the consumer's
-micro-batches they do: for all but where a probe's estimate is read."""
+"""(edge, its two workers, samples of a micro-batch that pass, part of the consumer's micro-batches for which they
+pass). The part is 1, except where a probe's estimate is read."""
 
 
 def exchanges_of(placement: Placement) -> tuple[Meeting, ...]:
-    """All edges between the workers of trained stages, as (edge, workers, samples, part of the micro-batches)."""
+    """All edges between trained stages on different workers over which samples pass, with the samples."""
     stages, found = placement.stages, list[Meeting]()
     for pipeline in placement.pipelines:
         size = max(pipeline.microbatches)
@@ -33,9 +33,10 @@ def occupancy(
     link_of: Callable[[tuple[int, int]], Link],
     loads: Callable[[Edge], tuple[Load, Load]],
 ) -> list[tuple[Seconds, Seconds]]:
-    """(forward, backward): the seconds that sends and receives add to each stage's compute of a micro-batch, by stage.
+    """(forward, backward) seconds that sends and receives take from each stage's compute of a micro-batch, by stage.
 
-    `loads` gives the bytes of a sample and the tensors of an edge, forward and back.
+    `link_of`: (worker, worker) -> their link. `loads`: edge -> its loads forward and back, as (bytes of a sample,
+    number of tensors).
     """
     forward, backward = ([0.0] * num_stages for _ in range(2))
     for edge, pair, samples, part in meetings:

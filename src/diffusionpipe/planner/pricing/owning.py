@@ -1,4 +1,4 @@
-"""Settings of layouts whose copies divide the states of the optimizer, and whether they are worth a search."""
+"""Makes settings whose copies divide the states of the optimizer, if these are worth a search."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,8 +7,8 @@ from diffusionpipe.ir import Sharded
 from diffusionpipe.planner.pricing.setting import Setting
 
 WORTH = 64
-"""States below this part of the smallest device's memory stay with every copy: more costs a search, less loses time
-even where memory is ample, because each copy updates its part alone."""
+"""States in parts are searched if they save more than 1 / 64 of the smallest device's memory. More would cost searches,
+less would lose time even where memory is ample, because each copy updates its part alone."""
 
 
 def owned(setting: Setting, copies: int) -> Setting:
@@ -18,10 +18,10 @@ def owned(setting: Setting, copies: int) -> Setting:
 
 
 def settings_with_owners(setting: Setting) -> Iterator[Setting]:
-    """The setting with states in parts over each possible number of copies, most copies first.
+    """The setting with the optimizer's states in parts over each possible number of copies, most copies first.
 
-    Unless states in parts are given, only where they save more than a 64th of the smallest device's memory; none where
-    sharding is given otherwise.
+    If states in parts are not given, numbers that save less than a 64th of the smallest device's memory are left out.
+    Nothing if another way of sharding is given.
     """
     given, ranks = setting.given, setting.cluster.num_ranks
     if given.sharded not in (None, Sharded.OPTIMIZER):

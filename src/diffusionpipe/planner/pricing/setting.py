@@ -1,4 +1,4 @@
-"""The inputs of a plan."""
+"""The inputs from which the planner makes a plan."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,7 @@ from diffusionpipe.schedules.traits import holds_blocks_once, is_split
 from diffusionpipe.units import Seconds
 
 FILL_START: Seconds = 2e-4
-"""Time of starting a fill besides its layers where these were measured."""
+"""Seconds of starting a fill besides its layers, if the profile is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +27,15 @@ class Setting:
     may_branch: bool = True
     """Whether a search looks for stages on branches that run at the same time."""
     whole: "Setting | None" = None
-    """The setting that was asked for, where this one has the frozen part elsewhere or states in parts; else None."""
+    """The setting that was asked for, if this one was made of it by moving the frozen part or dividing states."""
     owners: int = 1
-    """The data-parallel copies of all its layouts, which hold the optimizer's states in parts; 1: each holds all."""
+    """The number of copies in all its layouts, which hold the optimizer's states in parts; 1: each holds all."""
 
     @property
     def fill_start(self) -> Seconds:
         """The seconds of starting a fill besides its layers: 0.2 ms on a measured profile, 0 on a computed one.
 
-        More makes fewer and longer fills. Search and fills count it, but the simulator does not.
+        A larger number makes fewer and longer fills. Search and fills count it, but the simulator does not.
         """
         return FILL_START if self.profile.source == "measured" else 0.0
 
@@ -66,7 +66,7 @@ class Setting:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the model's parameters under the workload."""
+        """The ledger with the bytes of each parameter of the model in training with this workload."""
         return self.table.ledger
 
     @cached_property

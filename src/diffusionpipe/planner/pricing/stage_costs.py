@@ -1,4 +1,4 @@
-"""Profile x blocks x micro-batches x devices -> the costs of every action of a schedule."""
+"""Prices every action of a schedule by a profile, the blocks, the micro-batches and the devices."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +20,11 @@ from diffusionpipe.timing.work import Compute
 from diffusionpipe.units import Bytes, Seconds
 
 FREE = StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
-"""The costs of a stage of encoders besides its fills."""
+"""The costs of an encoder stage besides its fills: nothing."""
 
 
 def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> Costs:
-    """The costs of the schedule's actions where stage s holds the layers `blocks[weights of s]`.
+    """The costs of all actions of a schedule whose stage s holds the layers `blocks[stage.weights]`.
 
     Data-parallel groups run in step, so everywhere the slowest of them counts: a worker has the speed of the slowest
     device at its place in any group, a link is the slowest between its two places. All micro-batches of a pipeline cost
@@ -121,7 +121,7 @@ def fill_times(
 
 
 def _filled_layers(schedule: Schedule, blocks: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """The layers that each fill runs."""
+    """The names of the layers that each fill runs, by fill."""
     stages = schedule.placement.stages
     return [blocks[stages[fill.stage].weights][fill.layers.start : fill.layers.stop] for fill in schedule.fills]
 
@@ -191,7 +191,7 @@ def frozen_time(profile: Profile, layers: Collection[str], samples: float) -> Se
 def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, mesh: Mesh) -> Seconds:
     """The seconds of the update of the worker that has most to update, on devices like the profiled one.
 
-    Where each parameter has an owner, they are in about equal parts over the groups.
+    If each parameter has an owner, a worker updates about an equal part of its parameters in each group.
     """
     placement = schedule.placement
     held: dict[int, set[str]] = {}
@@ -229,10 +229,10 @@ def _parameters(graph: ModelGraph, layers: Collection[str]) -> list[ParameterSpe
 def _activation(
     setting: Setting, layers: Sequence[str], samples: float, *, again: frozenset[str], received: Collection[str]
 ) -> Bytes:
-    """Bytes kept from the forward to the backward.
+    """The bytes that a stage keeps from the forward to the backward of one micro-batch.
 
-    A layer's own bytes include its outputs; outputs of a recomputed one are held if any layer reads it, as input of the
-    next one or until it is sent.
+    A layer's own bytes include its outputs. Outputs of a recomputed layer are held if any layer reads them, as input of
+    the next one or until they are sent. `again`: the recomputed layers. `received`: tensors from other workers.
     """
     profile, graph, wanted = setting.profile, setting.graph, set(layers)
     kept, held = 0, set[str]()
@@ -248,7 +248,7 @@ def _activation(
 
 
 def worker_speeds(cluster: Cluster, mesh: Mesh) -> tuple[float, ...]:
-    """The speed of each worker, by worker: of the slowest device at its place in any data-parallel group."""
+    """The speed of each worker's slowest device in any data-parallel group, by worker; 1 is the profiled device."""
     groups = range(mesh.data_parallel)
     return tuple(
         min(cluster.devices[mesh.rank(group, worker)].speed for group in groups) for worker in range(mesh.pipeline)
@@ -256,7 +256,7 @@ def worker_speeds(cluster: Cluster, mesh: Mesh) -> tuple[float, ...]:
 
 
 def _links(num_workers: int, mesh: Mesh, cluster: Cluster) -> dict[tuple[int, int], Link]:
-    """The pairs of workers whose link is another than that of a node, in some data-parallel group."""
+    """(source, destination) -> the slowest link between two workers in any group; links within a node are left out."""
     links = {
         (source, destination): cluster.slowest_link(
             (mesh.rank(group, source), mesh.rank(group, destination)) for group in range(mesh.data_parallel)
@@ -269,7 +269,7 @@ def _links(num_workers: int, mesh: Mesh, cluster: Cluster) -> dict[tuple[int, in
 
 
 def _received(schedule: Schedule, stage: int, graph: ModelGraph) -> set[str]:
-    """Tensors that a stage reads from trained stages of other workers."""
+    """The names of the tensors that a stage reads from trained stages of other workers."""
     placement = schedule.placement
     return {
         name
@@ -282,7 +282,7 @@ def _received(schedule: Schedule, stage: int, graph: ModelGraph) -> set[str]:
 def reductions(
     schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting
 ) -> tuple[Seconds, ...]:
-    """The seconds of the sum of each stage's gradients, by stage, over all that hold its block, or at their owners."""
+    """The seconds of summing each stage's gradients over all ranks with its block, or at their owners, by stage."""
     placement, ledger = schedule.placement, setting.ledger
     if mesh.sharded is not Sharded.NONE:
         gradients = dict.fromkeys(ledger.frozen, 0)  # frozen parameters have no gradients to sum
@@ -318,9 +318,9 @@ def gathers(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, set
 def _at_owners(
     schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting, sizes: Mapping[str, Bytes]
 ) -> tuple[Seconds, ...]:
-    """For each stage the time in which its block goes from or to its owners, one after the other.
+    """The seconds in which each stage's block is sent from or to its owners, one owner after the other, by stage.
 
-    `sizes`: parameter -> its bytes on the way.
+    `sizes`: parameter -> its bytes that are sent.
     """
     placement, graph = schedule.placement, setting.graph
     owners = owners_on_workers(schedule, blocks, graph, mesh)

@@ -1,7 +1,7 @@
-"""The frozen part's weights in another place than the device: the costs of training so, and where it is worth a look.
+"""Prices settings whose frozen weights are kept elsewhere than on the device, and says which are worth a search.
 
-Of a storage that brings layers from the host two are on the device at a time: a layer's weights come while the layer
-before it runs. Of layers that follow each other, one takes its own time or the time of its copy, whichever is longer.
+A storage that brings layers from the host has two on the device at a time: a layer's weights come while the layer
+before it runs. So each layer of a sequence takes its own time or the time of its copy, whichever is longer.
 `copied.py` computes the time of an order of fills with compute between them.
 """
 
@@ -18,13 +18,14 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes
 
 WORTH = 16
-"""Encoders below this part of the smallest device's memory stay there."""
+"""Encoders that take less than 1 / 16 of the smallest device's memory stay on the devices."""
 
 
 def stored(setting: Setting, storage: Storage) -> Setting:
-    """The setting with the frozen part in this storage, whose layers then take the time of their copies if longer.
+    """The setting with the frozen part in this storage.
 
-    The device that copies slowest counts.
+    If the storage brings weights from the host, each frozen layer takes the time of its copy if that is longer; the
+    device that copies slowest counts.
     """
     whole = setting.whole or setting
     workload = replace(whole.workload, encoders=whole.workload.encoders.at(storage))
@@ -49,10 +50,10 @@ def stored_as(setting: Setting, name: str) -> Setting:
 
 
 def settings_in_storages(setting: Setting) -> Iterator[Setting]:
-    """The setting with the frozen part in each other storage that is worth a look, one after the other.
+    """The setting with the frozen part in each other storage that is worth a search, one after the other.
 
     The frozen part must be heavy, and the speed of copies must be known for a storage that brings weights from the
-    host. A place that is given is the only one.
+    host. If a storage is given, it is the only one.
     """
     given, usual = setting.given.encoders, setting.workload.encoders.name
     if given is not None:
@@ -65,7 +66,7 @@ def settings_in_storages(setting: Setting) -> Iterator[Setting]:
 
 
 def can_store(setting: Setting, storage: Storage) -> bool:
-    """Whether the frozen part can be in this storage: there is one, and the cluster has the speed of copies."""
+    """Whether the model has a frozen part, and the cluster the speed of copies if this storage needs it."""
     return bool(setting.graph.frozen_layers) and (knows_copies(setting) or not storage.brings)
 
 
@@ -99,11 +100,14 @@ def is_heavy(setting: Setting) -> bool:
 
 
 def encoder_bytes(setting: Setting) -> Bytes:
-    """The bytes of the frozen part's weights on a device that runs it: whole, or as much as is there at a time."""
+    """The bytes of the frozen part's weights on a device that runs it: all, or the most that it holds at a time."""
     return setting.ledger.resting(setting.graph.frozen_layers).device
 
 
 def leanest_place(setting: Setting) -> Setting:
-    """The setting with the frozen part in the storage with the least bytes on devices, of the ones worth a look."""
+    """The setting with the frozen part in the storage that takes the least bytes of devices, if one is worth a search.
+
+    Else it is the setting itself.
+    """
     moved = list(settings_in_storages(setting))
     return min(moved, key=encoder_bytes) if moved else setting

@@ -1,4 +1,4 @@
-"""The costs of actions, and the memory of ranks, where batches follow each other without a flush."""
+"""Prices the actions and counts the memory of ranks in training without a flush."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,9 +24,9 @@ def window_costs(
 ) -> Costs:
     """The costs of the actions of `unrolled`, a window that is unrolled to `batches` batches.
 
-    There is no end of an iteration, so a rank's work once for a batch counts as parts of its backwards: its update, the
-    gradient sum, which the update waits for, and where the window has no fills the `encoding`, on a device of speed 1.
-    Weights are cast in every forward, because each may read another version.
+    There is no end of an iteration, so the work that a rank does once for a batch counts as parts of its backwards: its
+    update, the gradient sum, for which the update waits, and, if the window has no fills, `encoding` seconds of frozen
+    work on a device of speed 1. Weights are cast in every forward, because each may read another version.
     """
     profile, speeds = setting.profile, worker_speeds(setting.cluster, mesh)
     costs, placement, stages = costs_of(unrolled, blocks, mesh, setting), unrolled.placement, []
@@ -47,9 +47,10 @@ def window_costs(
 
 
 def window_memory(window: Schedule, uses: Sequence[MemoryUse], rows: Sequence[Bytes]) -> tuple[MemoryUse, ...]:
-    """The memory of each worker in training without a flush, by worker: all versions, copies and batches in flight.
+    """The memory of each worker in training without a flush: with all versions, copies and batches in flight.
 
-    `uses`: of each worker, with one version and the copies of one forward. `rows`: the frozen outputs of one batch.
+    `uses`: the memory of each worker with one version and the narrow copies of one forward. `rows`: the bytes of the
+    frozen outputs of one batch on each worker.
     """
     held, forwards, batches = versions_held(window), forwards_held(window), batches_held(window)
     versions = {stage.worker: held[stage.weights] for stage in window.placement.stages if stage.weights in held}

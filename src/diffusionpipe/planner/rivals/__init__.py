@@ -1,1 +1,1 @@
-"""Other systems with the same model and machines: their layouts and times."""
+"""Layouts that other systems would use for the same model and machines, with their times."""

@@ -35,7 +35,7 @@ def bapipe(
     Args:
         times: forward and backward of each layer for one micro-batch, at speed 1.
         transfers: seconds in which a micro-batch and its gradients cross the cut before each layer.
-        speeds: of each stage's device.
+        speeds: the speed of each stage's device; 1 for the profiled device.
         lacking: (first layer, layer after the last, stage) -> bytes beyond its device's memory, negative if some are
             left.
     """
@@ -55,7 +55,11 @@ def bapipe(
 
 
 def _within_memory(starts: Starts, borders: Sequence[int], lacking: Callable[[int, int, int], Bytes]) -> Starts:
-    """The stages after all moves that memory asks for; the best ones seen where no move makes all of them fit."""
+    """The first layer of each stage after moves of layers from stages that lack memory to their neighbours.
+
+    If no move makes all stages fit, it is the partition seen that lacks least. `borders`: the layers at which stages
+    may begin, and the number of layers. `lacking`: see `bapipe`.
+    """
     seen: dict[Starts, Bytes] = {}
     # Ends where the moves come back to a partition that was seen.
     while starts not in seen:
@@ -67,7 +71,10 @@ def _within_memory(starts: Starts, borders: Sequence[int], lacking: Callable[[in
 
 
 def _moves(starts: Starts, borders: Sequence[int], lacks: Sequence[Bytes]) -> list[tuple[Bytes, Starts]]:
-    """(what the neighbour lacks before it, the stages after it) of each move of the stage that lacks most."""
+    """(bytes that the neighbour lacks before it, first layers after it) of each move off the stage that lacks most.
+
+    A move gives the stage's outermost layers to a neighbour. `lacks`: the bytes that each stage lacks.
+    """
     stage = max(range(len(lacks)), key=lambda one: lacks[one])
     first, stop = (*starts, borders[-1])[stage : stage + 2]
     place, end = borders.index(first), borders.index(stop)
@@ -88,7 +95,7 @@ def _spans(starts: Sequence[int], num_layers: int) -> list[tuple[int, int]]:
 def bapipe_guesses(judge: Judge) -> Iterator[PlannerEstimate]:
     """BaPipe's layout for each number of micro-batches that cuts the batch, with its estimate of the time.
 
-    It has one stage for each device, so no copies.
+    The layout has one stage for each device, so no copies.
     """
     for arrangement, count in places(judge):
         if arrangement.data_parallel == 1:

@@ -1,4 +1,4 @@
-"""Other systems with the same model and machines, each as it really runs: encoders first, then the backbone.
+"""Estimates other systems on the same model and machines, each as it really runs: encoders first, then the backbone.
 
     data parallelism    every rank trains on its share; gradients are summed while the backward runs, or after it
     ZeRO-3 / FSDP       the same with parameters (frozen ones too), gradients and optimizer state in equal parts on all
@@ -56,18 +56,19 @@ class Baseline:
 
     name: str
     sizes: str
-    """Stages, micro-batches or accumulation, for people."""
+    """Stages, micro-batches or accumulation in words."""
     step: Seconds
+    """Seconds of the encoders and the iteration, without the update."""
     frozen: Seconds
-    """The part of the step in which encoders run."""
+    """Seconds of the step in which encoders run."""
     busy: Seconds
-    """Mean time that a rank computes, encoders included."""
+    """The mean seconds for which a rank computes, encoders included."""
     held: tuple[Bytes, ...]
-    """Peak memory of each rank of a pipeline; one figure where all ranks hold the same."""
+    """The peak memory of each rank of a pipeline; one number if all ranks hold the same."""
     overflow: Bytes
     """Bytes that the fullest device lacks; negative: bytes that are left."""
     updated: float = 0.0
-    """Trained parameters that each rank updates, where all update as many."""
+    """The number of trained parameters that each rank updates, if all update as many."""
     is_copy: bool = False
     """Whether every rank holds the whole model."""
     candidate: Candidate | None = None
@@ -77,9 +78,8 @@ class Baseline:
 def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
     """The figures of five other systems, each at its best sizes, or at the sizes that miss the memory by least.
 
-    Systems that cannot share the batch are left out. Where encoders are heavy each has them on the devices or in host
-    memory, whichever is better for it. Of several backbones the copies train one after the other; pipelines of other
-    systems have one backbone.
+    Systems that cannot share the batch are left out. Heavy encoders are on the devices or in host memory, whichever is
+    better for the system. With several backbones copies train them one after the other, and pipelines are left out.
     """
     systems: tuple[Callable[[Judge], Baseline | None], ...] = (
         partial(data_parallel, is_overlapped=True),
@@ -93,9 +93,9 @@ def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
 
 
 def best_of(system: Callable[[Judge], Baseline | None], setting: Setting) -> Baseline | None:
-    """The better figures of a system with encoders on the devices and, where these are heavy, in host memory.
+    """The better figures of a system: with encoders on the devices or, if these are heavy, in host memory.
 
-    None where the system has no layout.
+    None if the system has no layout.
     """
     best = system(Judge(setting=setting))
     for moved in settings_in_storages(setting):
@@ -106,7 +106,7 @@ def best_of(system: Callable[[Judge], Baseline | None], setting: Setting) -> Bas
 
 
 def places(judge: Judge, *, least: int = 2) -> Iterator[tuple[Arrangement, int]]:
-    """Every (arrangement, micro-batches) of `least` and more stages that cuts the batch at whole samples."""
+    """Every (arrangement, number of micro-batches) with `least` or more stages that divides the batch."""
     batch = judge.setting.workload.batch
     for arrangement in arrangements(judge.setting.cluster):
         if least <= arrangement.units <= judge.tables.num_layers and batch % arrangement.data_parallel == 0:
@@ -120,7 +120,7 @@ Partitioner = Callable[[Judge, Arrangement, int], tuple[int, ...] | None]
 
 
 def gpipe_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
-    """The first layer of each stage, so that the slowest stage takes as little forward and backward time as possible.
+    """The first layer of each stage of the partition whose slowest stage has the shortest forward and backward.
 
     Transfers and sums of gradients do not count.
     """
@@ -139,9 +139,10 @@ def spp_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tup
 def pipeline(
     judge: Judge, name: str, schedule: str, partitioner: Partitioner, where: Iterable[tuple[Arrangement, int]]
 ) -> Baseline | None:
-    """The best figures of a pipeline system over these (arrangement, micro-batches); None where there are none.
+    """The best figures of a pipeline system over the (arrangement, micro-batches) of `where`; None if there are none.
 
-    Sizes that can be fast come first: most of the others then need no look.
+    `partitioner` gives the first layer of each stage. Sizes that can be fast come first, so that most of the others are
+    left out by their bounds.
     """
     best: Baseline | None = None
     bounds = ((sum(judge.tables.least_times(*place)) + judge.tables.frozen_seconds, place) for place in where)
@@ -165,7 +166,7 @@ def pipeline(
 
 
 def pipeline_at(judge: Judge, name: str, candidate: Candidate) -> Baseline:
-    """The estimated figures of a pipeline system at one candidate's sizes, encoders before the first forward."""
+    """The estimated figures of a pipeline system at one candidate's sizes; encoders run before the first forward."""
     estimate = judge.estimates.estimate(candidate, is_filled=False)
     return Baseline(
         name=name,
@@ -180,11 +181,9 @@ def pipeline_at(judge: Judge, name: str, candidate: Candidate) -> Baseline:
 
 
 def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
-    """The figures of whole copies on every rank, at the best number of parts of the batch.
+    """The figures of data parallelism with the whole model on every rank, at the best number of parts of the batch.
 
-    `is_overlapped`: gradients are summed while the backward runs.
-
-    None where the batch cannot be shared equally.
+    None if the ranks cannot share the batch equally. `is_overlapped`: gradients are summed while the backward runs.
     """
     name = DDP if is_overlapped else DDP_AFTER
     best: Baseline | None = None
@@ -211,7 +210,7 @@ def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
 
 
 def replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds, held: Bytes) -> Baseline:
-    """The figures of a system in which every rank does the same, in `count` parts of its samples.
+    """The figures of a system in which every rank runs the same work on its samples, in `count` parts.
 
     `step` and `busy` are seconds without the encoders, whose time is added here; `held` is the peak memory of a rank.
     """
@@ -229,7 +228,7 @@ def replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds
 
 
 def zero3(judge: Judge) -> Baseline | None:
-    """The figures of ZeRO-3, as FSDP runs it, at its best sizes; None where the batch cannot be shared equally."""
+    """The figures of ZeRO-3, as FSDP runs it, at its best sizes; None if the ranks cannot share the batch equally."""
     best: Baseline | None = None
     for rows, count in accumulations(judge):
         samples = rows / count
@@ -245,7 +244,10 @@ def zero3(judge: Judge) -> Baseline | None:
 
 
 def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
-    """The baseline with the frozen layers in equal parts too, each gathered for every chunk that runs through it."""
+    """The figures of ZeRO-3 with the frozen layers in equal parts too, each gathered for every chunk that runs through.
+
+    `rows`: the samples of a rank.
+    """
     setting = judge.setting
     ranks, layers = range(setting.cluster.num_ranks), setting.graph.frozen_layers
     sizes = [setting.ledger.frozen_of([name]) for name in layers]
@@ -273,8 +275,8 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
 def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Bytes:
     """The peak bytes of a rank with ZeRO-3: a part of all parameters, two gathered layers, the gradients of one.
 
-    The rest is as in data parallelism. `count`: parts of its samples, of `samples` samples each. There are `parts`
-    parts of the parameters; 0: one for each rank.
+    The rest is as in data parallelism. A rank runs `count` parts of its samples, of `samples` samples each. The
+    parameters are divided into `parts` parts; 0: one for each rank.
     """
     table, num_layers = judge.tables.table, judge.tables.num_layers
     # FSDP keeps no narrow copies of whole weights.
@@ -286,5 +288,5 @@ def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Byt
 
 
 def is_better(one: Baseline, other: Baseline) -> bool:
-    """Whether `one` misses the memory by less than `other`, or by as much (0 where it fits) and is faster."""
+    """Whether `one` lacks less memory than `other`, or as much and is faster; a baseline that fits lacks nothing."""
     return (max(0, one.overflow), one.step) < (max(0, other.overflow), other.step)

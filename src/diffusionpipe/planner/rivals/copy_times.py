@@ -1,4 +1,4 @@
-"""When whole and sharded copies of a model are done with a part of the batch: compute beside a queue of collectives.
+"""Times whole and sharded copies of a model on a part of the batch: compute beside a queue of collectives.
 
 A bucket of gradients is summed after the backward that fills it, or all are summed after the last one. In ZeRO-3 a
 layer is gathered from the start of the one before it on, and its gradients are summed after its backward:
@@ -23,7 +23,10 @@ COMPUTE, COLLECTIVES = "compute", "collectives"
 
 
 def data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
-    """(seconds of one forward and backward, the same with the sum of the gradients), for `samples` samples a rank."""
+    """(seconds of one forward and backward, seconds with the sum of the gradients), for `samples` samples a rank.
+
+    `is_overlapped`: gradients are summed while the backward runs, else after it.
+    """
     whole, summed = gradient_times(judge, samples, all_reduce, is_overlapped=is_overlapped)
     return whole, max(whole, summed)
 
@@ -36,7 +39,8 @@ def gradient_times(
 ) -> tuple[Seconds, Seconds]:
     """(end of one forward and backward, end of the sum of the last bucket of gradients), in seconds.
 
-    `collective` gives the time of a bucket's sum; without overlap all sums come after the backward.
+    `samples`: the samples of a rank. `collective` gives the time of a bucket's sum; without overlap all sums come after
+    the backward.
     """
     table, cluster = judge.tables.table, judge.setting.cluster
     sums = table.sums(samples, 1)  # it casts for each part of the batch anew
@@ -58,7 +62,10 @@ def gradient_times(
 
 
 def gathering_time(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Seconds:
-    """The seconds of layers that run one after the other, each gathered while the one before it computes."""
+    """The seconds of layers that run one after the other, each of which is gathered while the one before it computes.
+
+    `gathers`, `computes`: seconds of each layer.
+    """
     sequences, begun, computed = Sequences(), START, START
     for gather, compute in zip(gathers, computes, strict=True):
         gathered = sequences.add(COLLECTIVES, gather, behind=begun)
@@ -76,9 +83,10 @@ def gathered_bytes(judge: Judge) -> list[Bytes]:
 def zero3_times(
     judge: Judge, samples: float, ranks: Sequence[int] = (), holders: Sequence[int] = ()
 ) -> tuple[Seconds, Seconds]:
-    """(compute of one forward and backward, its time with all communication, which uses one queue), in seconds.
+    """(seconds of one forward's and backward's compute, seconds with all communication) of ZeRO-3.
 
-    `ranks` divide the parameters between them, all by default; the `holders` of a part sum its gradients.
+    All communication uses one queue. `samples`: the samples of a rank. `ranks`: the ranks that divide the parameters
+    between them; () for all. `holders`: the ranks that hold the same part and sum its gradients; () for none.
     """
     table, cluster, num_layers = judge.tables.table, judge.setting.cluster, judge.tables.num_layers
     sums, ranks = table.sums(samples), ranks or range(cluster.num_ranks)

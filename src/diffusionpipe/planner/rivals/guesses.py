@@ -1,4 +1,4 @@
-"""Layouts of other systems' planners with their own estimates, and the times of stages and links in their formulas."""
+"""Layouts that other systems' planners look at with their own estimates, and the times that their formulas need."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class PlannerEstimate:
     """A layout that another system's planner looks at, and the time that its formula gives it."""
 
     judge: Judge
-    """The judge of the layout; its batch is larger than the asked one where replicas could not share that."""
+    """The judge of the layout; its batch is larger than the asked one if replicas could not share that."""
     candidate: Candidate
     seconds: Seconds
     """Time of an iteration without encoders and update."""
@@ -34,9 +34,9 @@ def overflow_of(guess: PlannerEstimate) -> Bytes:
 
 
 def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[LinkTime]]:
-    """(times of a candidate's stages, times of the links between them), as planners' formulas use them, in seconds.
+    """(times of each stage of a candidate, times of each link between neighbours), as planners' formulas need them.
 
-    A stage has (forward, backward, gradient sum), a link (forward, back).
+    A stage has (forward, backward, gradient sum) of a micro-batch, a link (forward, back), all in seconds.
     """
     counts, starts = candidate.replicas, candidate.starts
     question = judge.questions.question(

@@ -1,8 +1,8 @@
-"""Megatron-LM's choice of a layout by the takeaways of its paper, with tensor parallelism of size 1.
+"""Chooses a layout as Megatron-LM would by the takeaways of its paper, with tensor parallelism of size 1.
 
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 https://arxiv.org/abs/2104.04473, section 3. The paper cuts equal layers. So layers whose parameters have the shapes of
-another layer's are counted here, and each other one goes with the counted one before it.
+another layer's are counted here, and each other layer stays with the counted one before it.
 """
 
 from collections import Counter
@@ -20,9 +20,9 @@ from diffusionpipe.units import Seconds
 
 
 def counted_layers(graph: ModelGraph) -> tuple[int, ...]:
-    """The positions in the trained part of layers whose parameters have the shapes of another layer's.
+    """The positions, among the trained layers, of layers whose parameters have the shapes of another layer's.
 
-    All positions where no two layers are alike.
+    If no two layers are alike, all positions.
     """
     shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
     of_layer = {layer.name: layer.parameters for layer in graph.layers}
@@ -33,7 +33,7 @@ def counted_layers(graph: ModelGraph) -> tuple[int, ...]:
 
 
 def equal_starts(counted: Sequence[int], num_parts: int) -> tuple[int, ...]:
-    """The first layer of each of `num_parts` parts, whose numbers of counted layers differ by one at most.
+    """The first layer of each of `num_parts` parts of a model, whose numbers of counted layers differ by one at most.
 
     `counted`: the positions of the counted layers.
 
@@ -44,7 +44,7 @@ def equal_starts(counted: Sequence[int], num_parts: int) -> tuple[int, ...]:
 
 
 def chunks_tried(num_counted: int, num_stages: int) -> tuple[int, ...]:
-    """The numbers of chunks of each device that divide the counted layers equally, most first; the last is 1.
+    """The numbers of chunks a device that divide the counted layers equally, most first; the last is 1.
 
     >>> chunks_tried(24, 4), chunks_tried(24, 1), chunks_tried(25, 4)
     ((6, 3, 2, 1), (1,), (1,))
@@ -58,8 +58,8 @@ def chunks_tried(num_counted: int, num_stages: int) -> tuple[int, ...]:
 def tensor_size(cluster: Cluster, num_stages: int) -> int:
     """The size of tensor parallelism that Megatron-LM's paper would take where `num_stages` parts of the model fit.
 
-    It cuts layers before it cuts the chain, but only inside a node: the least divisor of a node's devices that makes as
-    many parts, else all devices of the node.
+    It is the least divisor of a node's devices that makes as many parts, else all devices of the node: Megatron-LM cuts
+    layers before it cuts the chain of layers, but only inside a node.
     """
     node = cluster.nodes.count(0)
     return next(size for size in range(1, node + 1) if node % size == 0 and size >= min(num_stages, node))
@@ -76,8 +76,8 @@ def megatron_time(num_microbatches: int, num_stages: int, both: Seconds) -> Seco
 def megatron_guesses(judge: Judge) -> Iterator[PlannerEstimate]:
     """Megatron-LM's layouts, one for each number of micro-batches, with its estimates.
 
-    They have the fewest stages, and there the most chunks, that fit in memory with some number of micro-batches; all
-    sizes where none fits.
+    They have the fewest stages, and then the most chunks, that fit in memory with some number of micro-batches. If
+    nothing fits, layouts of all sizes are returned.
     """
     cluster, counted = judge.setting.cluster, counted_layers(judge.setting.graph)
     sizes: dict[int, Arrangement] = {}

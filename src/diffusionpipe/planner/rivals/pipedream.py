@@ -22,7 +22,7 @@ def pipedream(
     Args:
         times: forward and backward of each layer for one minibatch.
         outputs: bytes of each layer's output for one minibatch.
-        parameters: bytes of each layer.
+        parameters: bytes of each layer's parameters.
         levels: (units, bytes per second between them) from the innermost level out, e.g. 4 devices a machine and 2
             machines.
 
@@ -52,13 +52,13 @@ def pipedream(
 
 
 _Cell = tuple[Seconds, int, int]
-"""Seconds, where the last stage begins (the first layer: one stage), and its units."""
+"""(seconds a minibatch of the best partition of a chain of layers, first layer of its last stage, units of it)."""
 _Table = list[list[_Cell]]
-"""[last layer][units]; chains that end before they begin take for ever."""
+"""[last layer][units] -> the cell of a chain of layers; chains that end before they begin take infinitely long."""
 
 
 class _Level:
-    """One level of the hierarchy."""
+    """One level of the hierarchy of units, such as the devices of a machine, with the best partitions on it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class _Level:
         self.units, self.bandwidth, self.inner = units, bandwidth, inner
 
     def solve(self, first: int) -> _Table:
-        """[last layer][units] for all chains that begin at `first`."""
+        """The best partitions of all chains that begin at layer `first`, by last layer and number of units."""
         table: _Table = []
         for last in range(len(self.outputs)):
             row: list[_Cell] = [(float("inf"), first, 0)]
@@ -105,7 +105,11 @@ class _Level:
 
 
 def _stages(solved: Sequence[tuple[int, list[_Table]]], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The stages of layers first..last on all units of the top level; a stage there may be several below."""
+    """(first layer, devices) of each stage of layers first..last on all units of the top level.
+
+    A stage of a level may be several stages on the levels below. `solved`: (units, tables by first layer) of each
+    level, innermost first.
+    """
     if not solved:
         yield first, 1
         return

@@ -1,4 +1,4 @@
-"""Planners of other systems: each chooses a layout by its own formula, for the same profile, cluster and batch.
+"""The planners of other systems: each chooses a layout by its own formula, for the same profile, cluster and batch.
 
     PipeDream    a partition for one minibatch at a time, as if no pipeline were ever emptied
     DAPPLE       a latency around a pivot stage, with replicas of stages
@@ -10,7 +10,7 @@
 
 No formula counts encoders, so each is about the iteration without them. A planner looks at every size that cuts the
 batch, and takes the one that its formula says is fastest of those that fit in memory, or, where none fits, the one that
-lacks least. `simulated` says how long that really takes.
+lacks least. `simulated` says how long that layout really takes.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ from diffusionpipe.planner.search.objectives import PivotLatency, PlanningBound
 from diffusionpipe.units import Seconds
 
 NUM_CHOICES = 3
-"""Layouts that are simulated where buffers make the first ones too large after all."""
+"""The most layouts that are simulated, if buffers of messages make the first ones too large after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,15 @@ class Planner:
     guesses: Callable[[Judge], Iterator[PlannerEstimate]]
     """A function that yields every layout that the other system looks at, with its own estimate."""
     schedules: tuple[str, ...] = ()
-    """The orders between which its formula does not tell; () where there is one."""
+    """The schedules that its formula does not tell apart; () if it has one schedule."""
     needs: str = "sizes that cut this batch into equal parts"
-    """The thing that it looks for in vain where it has no layout."""
+    """Words for the thing that is missing if the planner finds no layout."""
 
 
 def choices_of(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
-    """The layouts that another system's planner would choose, best first, three at most; [] where it has none.
+    """The layouts that another system's planner would choose, best first, three at most; [] if it has none.
 
-    Where no layout fits, the one that lacks least memory. Encoders are in host memory only where they are heavy and
+    If no layout fits, it is the one that lacks least memory. Encoders are in host memory only if they are heavy and
     nothing fits otherwise.
     """
     found = _choices(planner, setting)
@@ -78,7 +78,10 @@ def _choices(planner: Planner, setting: Setting) -> list[PlannerEstimate]:
 
 
 def _pipedream(judge: Judge) -> Iterator[PlannerEstimate]:
-    """A plan for each number of minibatches in a batch that keeps its pipeline full: NOAM or more of them."""
+    """PipeDream's layout for each number of minibatches in a batch that keeps its pipeline full: NOAM or more of them.
+
+    It ends with the first layout that fits in memory.
+    """
     setting, table = judge.setting, judge.tables.table
     cluster, batch = setting.cluster, setting.workload.batch
     node = cluster.nodes.count(0)
@@ -119,7 +122,10 @@ def _pipedream(judge: Judge) -> Iterator[PlannerEstimate]:
 def _by_objective(
     objective_of: Callable[[int], PartitionObjective], schedule: str
 ) -> Callable[[Judge], Iterator[PlannerEstimate]]:
-    """The best partition by an objective for each arrangement and number of micro-batches."""
+    """A function that yields the best layout by an objective for each arrangement and number of micro-batches.
+
+    `objective_of`: number of micro-batches -> the objective. `schedule`: the schedule of all layouts.
+    """
 
     def guesses(judge: Judge) -> Iterator[PlannerEstimate]:
         for arrangement, count in places(judge, least=1):
@@ -244,4 +250,4 @@ PLANNERS = {
         guesses=_zero3,
     ),
 }
-"""Each by the word that `plan --compare` takes."""
+"""Word that `plan --compare` takes -> the planner."""

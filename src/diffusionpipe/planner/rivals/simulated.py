@@ -1,4 +1,4 @@
-"""The layouts of other systems' planners, simulated in full as those systems run them: encoders first."""
+"""Simulates the layouts that other systems' planners choose, as those systems run them: encoders first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ class Rival:
     """The setting of the simulation; its batch may be a little larger than the asked one, see `scale`."""
     candidate: Candidate
     formula: Seconds
-    """Iteration without encoders and update, as its planner predicts it."""
+    """Seconds of an iteration without encoders and update, as the system's planner predicts it."""
     proposal: Proposal
     scale: float
-    """Asked samples for each sample of the simulated batch: below 1 where replicas cannot share the asked batch."""
+    """The asked batch divided by the simulated batch: below 1 if replicas cannot share the asked batch."""
     remark: str = ""
     """A sentence on what the other system would do here and DiffusionPipe cannot."""
 
@@ -69,7 +69,10 @@ def simulated(names: Sequence[str], setting: Setting) -> tuple[Rival, ...]:
 
 
 def _rival(planner: Planner, setting: Setting) -> Rival | None:
-    """The first of its planner's choices that fits with all buffers; the last where none does."""
+    """The simulation of the first of a planner's choices that fits with all buffers; of the last if none fits.
+
+    None if the planner has no layout.
+    """
     found: Rival | None = None
     for guess in choices_of(planner, setting):
         found = _simulated(planner, guess, setting.workload.batch)
@@ -104,7 +107,10 @@ def _proposal(setting: Setting, candidate: Candidate) -> Proposal:
 
 
 def _in_equal_parts(proposal: Proposal, setting: Setting) -> Costs:
-    """The costs where every rank holds an equal part of each block, as in FSDP; our own plans share out parameters."""
+    """The costs of a proposal if every rank holds an equal part of each block, as in FSDP.
+
+    In our own plans each parameter has one owner.
+    """
     mesh, costs, workload = proposal.mesh, proposal.costs, setting.workload
     ranks = range(mesh.num_ranks)
     unshards, reduces = [0.0] * len(costs.unshards), [0.0] * len(costs.reduces)

@@ -1,1 +1,1 @@
-"""The best plan among many: candidates, their estimates, and full simulations of the best."""
+"""Searches the fastest plans: candidates, their estimates, and full simulations of the best."""

@@ -1,7 +1,7 @@
-"""A step that no plan of a setting beats, in whatever layout, order, buckets and fills.
+"""Computes a lower bound of the step of all plans of a setting, for any layout, order, buckets and fills.
 
-Of each place, an arrangement of ranks and a number of micro-batches, it is the least of what the kinds of layouts take
-at least. All of them take `places.least_time`, in which all devices work all the time. Beyond it
+A place is an arrangement of ranks and a number of micro-batches. Its bound is the least of the bounds of the kinds of
+layouts. All of them take `places.least_time`, in which all devices work all the time. Beyond it
 
     copies          must fit in memory, whole or, sharded, in parts
     chains          a dynamic program with an objective that holds for every order of one stage on a unit
@@ -20,13 +20,13 @@ from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
 Place = tuple[Seconds, Arrangement, int]
-"""`least_time` of a place, its arrangement, its micro-batches."""
+"""(`least_time` of a place in seconds, its arrangement, its number of micro-batches)."""
 
 
 def least_step(judge: Judge, places: Iterable[Place], reached: Seconds) -> Seconds:
     """A lower bound in seconds of the step of all plans at these places.
 
-    `reached` is the step of one of them, or infinite.
+    `reached` is the step of a plan at one of them, or infinite.
     """
     least = reached
     for bound, arrangement, microbatches in sorted(places, key=lambda place: place[0]):
@@ -51,7 +51,7 @@ def may_fit(setting: Setting) -> bool:
 
 
 def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
-    """The least time of the kinds of layouts there; `limit` or more where that is no less than `limit`."""
+    """A lower bound in seconds of all layouts at a place, `limit` at most; 0 if only the place's own bound is known."""
     if arrangement.units == 1:
         # 0: only the bound of the place itself is known.
         return 0.0 if copies_may_fit(judge, arrangement, microbatches) else limit
@@ -70,7 +70,7 @@ def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, l
 
 
 def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) -> bool:
-    """Whether a device has room for a copy of the model, or its part of one, and one micro-batch's activations."""
+    """Whether each device has room for a copy of the model, or its part of one, and one micro-batch's activations."""
     table, setting = judge.tables.table, judge.setting
     samples, parts = judge.tables.unit_samples(arrangement, microbatches), 1
     activations = table.activation(0, judge.tables.num_layers, samples)
@@ -81,7 +81,10 @@ def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) ->
 
 
 def _of_chains(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
-    """The least time of one stage on a unit, with any replicas."""
+    """A lower bound in seconds of all layouts with one stage on each unit and any replicas; `limit` at most.
+
+    0 for a model with branches: its stages may run beside each other.
+    """
     if judge.tables.tree is not None:
         return 0.0  # stages beside each other need no longer than the place itself
     replicas = replicas_of(judge, arrangement, microbatches)
@@ -92,9 +95,9 @@ def _of_chains(judge: Judge, arrangement: Arrangement, microbatches: int, limit:
 
 
 def _dealt_out(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """Time of the dearest unit in the best of all ways to give each layer to one of them.
+    """The seconds of the busiest unit in the best of all ways to give each layer to one unit.
 
-    0 where there are too many.
+    0 if there are too many ways to look at.
     """
     tables, speeds = judge.tables, judge.tables.ground(arrangement).speeds
     if len(speeds) ** tables.num_layers > MOST_DEALT:  # too many ways to look at

@@ -1,4 +1,4 @@
-"""Whether layers of a model can gain by running beside each other, and the model listed branch by branch."""
+"""Finds out whether layers can gain by running beside each other, and lists a model's layers branch by branch."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -19,10 +19,10 @@ from diffusionpipe.units import Seconds
 
 
 def tree_of_branches(setting: Setting) -> Tree | None:
-    """The series-parallel tree of the trained layers, by their numbers; None where branches gain too little.
+    """The series-parallel tree of the trained layers, by their numbers; None if branches gain too little.
 
-    None also where no such tree is hardly longer. A layer may wait in it for one that it does not read. Waits only
-    group layers: no message follows from them.
+    A layer may wait in the tree for one that it does not read. Such waits only group layers: no message follows from
+    them. None also if waits make the longest way through every tree clearly longer.
     """
     return _tree(tuple(_edges(setting.graph)), _seconds(setting)) if has_branches(setting) else None
 
@@ -42,23 +42,26 @@ def part_in_a_row(setting: Setting) -> float:
 
 
 def _seconds(setting: Setting) -> tuple[Seconds, ...]:
-    """Forward and backward of each trained layer."""
+    """The seconds of forward and backward of each trained layer, for an equal share of the batch."""
     return setting.table.sums(setting.workload.batch / setting.cluster.num_ranks).steps()
 
 
 @lru_cache(maxsize=64)
 def _tree(edges: tuple[tuple[int, int], ...], seconds: tuple[Seconds, ...]) -> Tree | None:
-    """The tree, with waits that make the longest way hardly longer if there is none without; else None."""
+    """The series-parallel tree of layers; None if the waits that it needs make its longest way clearly longer.
+
+    `edges`: (a layer, one that reads its output). `seconds`: forward and backward of each layer.
+    """
     tree = tree_with_waits(len(seconds), edges, seconds)
     is_long = longest_of(tree, seconds) > longest(edges, seconds) + SIDE_BY_SIDE * sum(seconds)
     return None if is_long else tree
 
 
 def in_branch_order(setting: Setting) -> Setting:
-    """The setting with its trained layers listed branch by branch, where they have branches; else the same.
+    """The setting with its trained layers listed branch by branch, if they have branches; else the same setting.
 
     Layers of a branch that are neighbours can be a stage. Frozen layers come first, in their order. Each layer
-    still comes after all whose tensors it reads.
+    still comes after all layers whose tensors it reads.
     """
     tree = tree_of_branches(setting)
     if tree is None or listed(tree) == tuple(range(len(setting.graph.backbone_layers))):
@@ -72,7 +75,7 @@ def in_branch_order(setting: Setting) -> Setting:
 
 
 def unbranched(setting: Setting) -> str:
-    """A sentence why a model with branches is planned as a chain: they are not series-parallel; "" for other models."""
+    """A sentence why a model is planned as a chain, if its branches are not series-parallel; "" for other models."""
     if not has_branches(setting) or tree_of_branches(setting) is not None:
         return ""
     graph = setting.graph
@@ -86,7 +89,7 @@ def unbranched(setting: Setting) -> str:
 
 
 def _edges(graph: ModelGraph) -> list[tuple[int, int]]:
-    """(a trained layer, one that reads what it writes), by their numbers."""
+    """(a trained layer, a layer that reads its output) of all such pairs, by the layers' numbers."""
     layers = [graph.layer(name) for name in graph.backbone_layers]
     writer = {tensor: number for number, layer in enumerate(layers) for tensor in layer.writes}
     return [(writer[tensor], n) for n, layer in enumerate(layers) for tensor in layer.reads if tensor in writer]

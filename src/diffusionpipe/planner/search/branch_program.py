@@ -1,4 +1,4 @@
-"""Cutting a series-parallel model into stages, so that stages on different branches run at the same time.
+"""Cuts a series-parallel model into stages, so that stages on different branches run at the same time.
 
     layers     a c | b d | e          branch by branch, see `series_parallel`
     devices    0   | 1   | 2
@@ -34,36 +34,39 @@ from diffusionpipe.planner.search.series_parallel import Parallel, Series, Tree,
 from diffusionpipe.units import Seconds
 
 _Stages: TypeAlias = "tuple[int, int, _Stages] | None"
-"""First layer and devices of a stage, and the stages listed after it."""
+"""(first layer of a stage, number of its devices, the stages listed after it), or None for no stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """A suffix of the layers, cut into stages."""
+    """A suffix of the layers, cut into stages, with the numbers by which it is judged."""
 
     end: Seconds = 0.0
+    """Seconds of an iteration of its stages."""
     path: Seconds = 0.0
+    """Seconds of the longest path of one micro-batch through its stages, there and back."""
     depth: int = 0
+    """Stages on the longest path."""
     num_stages: int = 0
     stages: _Stages = None
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Smaller is better in each."""
+        """(end, path, depth), by which suffixes are compared; smaller is better in each."""
         return self.end, self.path, self.depth
 
     def listed_after(self, other: "_Cut") -> "_Cut":
-        """The suffix with the list of stages of another branch that comes before it too."""
+        """The same suffix with the list of stages of `other`, which has a further branch before it."""
         return replace(self, num_stages=other.num_stages, stages=other.stages)
 
     def beside(self, other: "_Cut") -> "_Cut":
-        """The suffix with both branches before it; this one is listed first."""
+        """The suffix with the branches of both cuts before it; this cut's branch is listed first."""
         longer = max(self.end, other.end), max(self.path, other.path), max(self.depth, other.depth)
         return replace(self, end=longer[0], path=longer[1], depth=longer[2])
 
 
 _Cuts: TypeAlias = dict[int, list[_Cut]]
-"""Suffixes by the devices that they take."""
+"""Number of devices -> the suffixes that take this number."""
 
 
 def best_branches(question: Question, tree: Tree, num_microbatches: int, *, width: int = 16) -> tuple[Partition, ...]:
@@ -85,7 +88,7 @@ def best_branches(question: Question, tree: Tree, num_microbatches: int, *, widt
 
 
 def _places(stages: _Stages) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """First layers and devices of all stages, in order."""
+    """(first layers, numbers of devices) of all stages, in order."""
     starts, replicas = list[int](), list[int]()
     while stages is not None:
         first, devices, stages = stages
@@ -96,12 +99,14 @@ def _places(stages: _Stages) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
+    """The dynamic program: it puts stages before suffixes of the layers and keeps the best suffixes."""
+
     question: Question
     num_microbatches: int
     width: int
 
     def series(self, tree: Series, behind: _Cuts) -> _Cuts:
-        """The suffixes with the parts of a series before them."""
+        """The suffixes that grow from `behind` by putting all parts of a series before them, cut into stages."""
         spans = [_span(part) for part in tree.parts]
         fronts: list[_Cuts] = [{} for _ in spans] + [behind]
         for index, part in reversed(list(enumerate(tree.parts))):
@@ -117,7 +122,10 @@ class _Program:
         return fronts[0]
 
     def _parallel(self, tree: Parallel, devices: int, after: _Cut) -> _Cuts:
-        """The suffix with branches before it: neighbours as one stage, or a branch cut by itself."""
+        """The suffixes that grow from `after` by putting all branches of a parallel part before it, cut into stages.
+
+        A stage has neighbouring branches, or a part of one branch. `devices`: the number that `after` takes.
+        """
         spans = [_span(branch) for branch in tree.branches]
         # Where no branch has been cut there is nothing yet that its numbers could be joined with.
         fronts: list[_Cuts] = [{} for _ in spans] + [{devices: [_Cut().listed_after(after)]}]
@@ -138,7 +146,10 @@ class _Program:
         return fronts[0]
 
     def _with_stage(self, behind: _Cuts, first: int, stop: int) -> Iterator[tuple[int, _Cut]]:
-        """(devices, suffix) with the layers first, ..., stop - 1 as a stage before the suffixes, where it fits."""
+        """(devices, suffix) for each suffix of `behind` with the layers first, ..., stop - 1 as a stage before it.
+
+        There is one for each number of replicas with which the stage fits.
+        """
         question = self.question
         for replicas in question.replicas:
             if question.longest is not None and stop > question.longest(first, replicas):
@@ -165,18 +176,18 @@ class _Program:
 
 
 class _Grown:
-    """Suffixes that are being collected."""
+    """A collection of suffixes, by their number of devices, that grows."""
 
     def __init__(self) -> None:
         self._found: dict[int, list[_Cut]] = defaultdict(list)
 
     def add(self, cuts: Iterable[tuple[int, _Cut]]) -> None:
-        """Collect them."""
+        """Add each suffix of `cuts`, given as (devices, suffix), to the collection."""
         for devices, cut in cuts:
             self._found[devices].append(cut)
 
     def fronts(self, width: int) -> _Cuts:
-        """For each number of devices those that no other beats, at most `width`: the ones with the least time."""
+        """Number of devices -> its suffixes that no other beats in all numbers, at most `width`, the fastest first."""
         return {devices: _front(cuts, width) for devices, cuts in self._found.items()}
 
 
@@ -193,6 +204,6 @@ def _each(cuts: _Cuts) -> Iterator[tuple[int, _Cut]]:
 
 
 def _span(tree: Tree) -> tuple[int, int]:
-    """The first layer of a part, and the one after its last."""
+    """(first layer of a part of the tree, layer after its last)."""
     layers = listed(tree)
     return layers[0], layers[-1] + 1

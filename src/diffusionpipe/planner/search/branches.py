@@ -1,4 +1,4 @@
-"""Stages on branches that run at the same time, as candidates of the search.
+"""Adds candidates to the search whose stages on different branches run at the same time.
 
 `branch_program` cuts a model that is listed branch by branch (`branch_order`). The order is 1F1B over the graph of its
 stages (`schedules/building/branches.py`). All else is as in a chain: a tensor always goes straight from the stage that
@@ -20,7 +20,7 @@ from diffusionpipe.schedules.building.branches import GRAPHPIPE
 def add_branches(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
     """Add candidates with stages on branches to the pool, at these (arrangement, micro-batches).
 
-    Nothing where the model has no branches, or where another schedule is given.
+    It adds nothing if the model has no branches, or if another schedule is given.
     """
     judge = pool.judge
     if judge.tables.tree is None or judge.setting.given.schedule not in (None, GRAPHPIPE):

@@ -1,4 +1,4 @@
-"""Candidates for a plan, and the result of a quick simulation of one."""
+"""Candidates for a plan, and the estimate of a candidate by a quick simulation."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,14 +21,15 @@ class Candidate:
     arrangement: Arrangement
     schedule: str
     microbatches: int
-    """Number of micro-batches; of several backbones with numbers of their own, the least common multiple of these."""
+    """Number of micro-batches; with several backbones the least common multiple of their numbers."""
     starts: tuple[int, ...]
-    """First layer of each block, before buckets; schedules with one stage on each worker have a block for each."""
+    """The first layer of each block, before buckets, counted among the trained layers."""
     replicas: tuple[int, ...]
-    """Units in place of each worker of the schedule; all 1 where a worker has several stages."""
+    """The number of units that share the stages of each worker of the schedule; 1 if a worker has several stages."""
     buckets: int = 1
+    """The number of buckets of each stage."""
     hosts: tuple[int, ...] | None = None
-    """Units that hold the frozen layers, where memory lets not all of them do so; None for all. The filler asks the
+    """The units that hold the frozen layers, if not all have memory for them; None for all. The filler asks the
     memory itself and may find more."""
     orders: Schedule | None = None
     """Orders made for this candidate; `schedule` is then their name. None: the family's orders."""
@@ -37,7 +38,7 @@ class Candidate:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """The number of micro-batches of each backbone."""
+        """The number of micro-batches of each backbone, in the model's order."""
         return tuple(own.microbatches for own in self.backbones) or (self.microbatches,)
 
     @cached_property
@@ -52,7 +53,7 @@ class Candidate:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it has no pipeline: every device holds the whole model, or a part of its parameters."""
+        """Whether the candidate has no pipeline: every device holds the whole model, or a part of its parameters."""
         return self.workers == 1
 
     @property
@@ -69,7 +70,7 @@ class Candidate:
         return len(self.replicas)
 
     def divides(self, batch: int) -> bool:
-        """Whether micro-batches and replicas cut the batch at whole samples."""
+        """Whether each replica gets whole samples of each micro-batch of a batch of `batch` samples."""
         return batch % (self.arrangement.data_parallel * self.microbatches * lcm(*self.replicas)) == 0
 
     def layout(self, setting: Setting) -> Layout:
@@ -98,7 +99,7 @@ class Candidate:
         )
 
     def _splits(self, graph: ModelGraph, backbone: Backbone) -> tuple[str, ...]:
-        """The layers of a backbone at which its blocks 1, 2, ... start."""
+        """The names of the layers with which the blocks 1, 2, ... of a backbone start."""
         cuts, layers = {graph.backbone_layers[start] for start in self.starts}, graph.layers_of(backbone)
         return tuple(name for name in layers[1:] if name in cuts)
 
@@ -108,16 +109,15 @@ class Estimate:
     """The times and the memory of a candidate by a quick simulation."""
 
     pipeline: Seconds
-    """The iteration without the frozen work: forwards, backwards, reductions; where that is done before the pipeline,
-    without `frozen`."""
+    """The iteration without frozen work: forwards, backwards and reductions."""
     busy: Seconds
-    """Mean time that a unit computes in it."""
+    """The mean time for which a unit computes in it."""
     frozen: Seconds
-    """Frozen work of a rank's equal share."""
+    """The frozen work for a rank's equal share of the batch."""
     iteration: Seconds
-    """The iteration with the frozen work: exactly where that is done before the pipeline; where it fills waits, a time
-    that no filling can beat, and a good one comes close to."""
+    """The iteration with the frozen work. It is exact if that runs before the pipeline; if it fills waits, it is a
+    lower bound that good fillings nearly reach."""
     held: tuple[Bytes, ...]
-    """Peak memory of each unit."""
+    """The peak memory of each unit, by unit."""
     overflow: Bytes
     """Bytes that the fullest device lacks; negative: bytes that are left."""

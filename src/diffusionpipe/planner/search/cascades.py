@@ -1,4 +1,4 @@
-"""Candidates for two backbones, each kind at its own best sizes, so that they can be compared.
+"""Makes candidates for two backbones, each kind at its own best sizes, so that they can be compared.
 
     opposed            the first backbone down the devices, the second up            opposed_partition, opposed.py
     together           both down the devices, their micro-batches mixed
@@ -61,7 +61,7 @@ from diffusionpipe.units import Seconds
 
 OPPOSED, TOGETHER, IN_TURN, DIVIDED = "opposed", "together", "in turn", "divided"
 Starts = tuple[Sequence[int], Sequence[int]]
-"""First layers of the stages of each backbone, in forward order."""
+"""(first layers of the first backbone's stages, of the second's), each in forward order, counted in the backbone."""
 
 
 def add_pairs(pool: Pool) -> None:
@@ -97,7 +97,10 @@ def add_pairs(pool: Pool) -> None:
 
 
 def _best_of_arrangements(pool: Pool) -> list[Judged]:
-    """The best of each kind and arrangement: without buckets those whose sums take long look worse than they are."""
+    """The best candidates of each kind and arrangement, which are then tried in buckets.
+
+    Without buckets candidates whose gradient sums take long look worse than they are.
+    """
     found: dict[object, list[Judged]] = {}
     for one in pool.diverse():
         found.setdefault((name_of(one.candidate), one.candidate.arrangement), []).append(one)
@@ -105,7 +108,7 @@ def _best_of_arrangements(pool: Pool) -> list[Judged]:
 
 
 def _to_improve(pool: Pool) -> list[Judged]:
-    """The best candidates, and the best of each kind in its best arrangements: cuts that are not moved yet mislead."""
+    """The candidates whose cuts are moved: the best of all, and the best of each kind in its best arrangements."""
     ranked = pool.diverse()
     kinds: dict[str, dict[Arrangement, Judged]] = {}
     for one in ranked:
@@ -115,9 +118,9 @@ def _to_improve(pool: Pool) -> list[Judged]:
 
 
 def least_time(judge: Judge) -> Seconds:
-    """A lower bound in seconds of an iteration of two backbones, as if all devices computed all the time.
+    """A lower bound in seconds of an iteration of two backbones, in which all devices compute all the time.
 
-    Infinite where no layout cuts the batch.
+    It is infinite if no layout cuts the batch.
     """
     times = [
         # `totals` are times on the fastest device.
@@ -129,7 +132,7 @@ def least_time(judge: Judge) -> Seconds:
 
 
 def _places(judge: Judge, arrangement: Arrangement) -> Iterator[PairPlace]:
-    """All pairs of numbers of micro-batches that cut the batch at whole samples."""
+    """A place for each pair of numbers of micro-batches of both backbones that divide an arrangement's batch."""
     setting, given = judge.setting, judge.setting.given
     rows, rest = divmod(setting.workload.batch, arrangement.data_parallel)
     _, border, end = judge.tables.borders
@@ -153,7 +156,10 @@ def _together(place: PairPlace) -> Iterator[Candidate]:
 
 
 def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
-    """Both backbones over all devices, cut quickly."""
+    """The candidates of a place with both backbones over all devices, whose cuts are found quickly.
+
+    `name`: "opposed" or "together".
+    """
     units = place.arrangement.units
     if units > MAX_UNEQUAL_UNITS:  # both at once takes the time of the fourth power of the layers
         yield from _ordered(place, name, _balanced(place, units, units), (1,) * units)
@@ -169,7 +175,10 @@ def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
 
 
 def _thorough(place: PairPlace, name: str) -> Iterator[Candidate]:
-    """The candidates at a good place: more partitions, the one of the paper's formula, affordable replicas."""
+    """The candidates at a good place by a longer search: more partitions, the paper's formula, and replicas.
+
+    `name`: "opposed" or "together".
+    """
     if place.arrangement.units > MAX_UNEQUAL_UNITS:
         return
     pairs = place.judge.pairs
@@ -194,7 +203,10 @@ def _loads(place: PairPlace, name: str) -> PairObjective:
 
 
 def _starts(place: PairPlace, name: str, pair: PairPartition) -> Starts:
-    """First layers in forward order; for one direction the question counts the second backbone's from its end."""
+    """The first layers of both backbones' stages in forward order, from a pair that the dynamic program found.
+
+    For one direction it counts the second backbone's layers from their end.
+    """
     first, second = pair.starts
     turned = (0, *(place.num_layers[1] - start for start in reversed(second[1:])))
     return first, second if name == OPPOSED else turned
@@ -208,13 +220,16 @@ def _in_turn(place: PairPlace) -> Iterator[Candidate]:
 
 
 def _leanest(place: PairPlace) -> Candidate:
-    """One backbone after the other: other ways hold both at once, this one holds one."""
+    """The candidate of a place that holds least memory: one backbone runs after the other, so one is held at a time."""
     (candidate,) = _in_turn(place)
     return candidate
 
 
 def _divided(place: PairPlace) -> Iterator[Candidate]:
-    """Pipelines on both parts of the devices, and copies on both, where the samples can be shared."""
+    """The candidates of a place that divide the devices between the backbones: as pipelines, or as copies on each part.
+
+    Copies are left out if they cannot share the samples.
+    """
     units = place.arrangement.units
     for count in sorted(range(1, units), key=lambda count: rough_parts(place, count))[:2]:
         pipes = _pipes(place, range(count), range(count, units))
@@ -239,9 +254,10 @@ _KINDS: _Ways = {
 
 
 def _kinds(judge: Judge, arrangement: Arrangement) -> Iterator[tuple[Callable[[PairPlace], Seconds], _Kind]]:
-    """The rough time of each way that is asked for, and its candidates; one device runs one backbone after the other.
+    """(function of the rough time, function of the candidates) of each way to run two backbones that is asked for.
 
-    Where one way is asked for, that is a way of several devices, unless there is only one.
+    One device runs one backbone after the other. A way that is asked for is a way of several devices, unless there is
+    only one device.
     """
     given = judge.setting.given.schedule
     if arrangement.units > 1:
@@ -251,21 +267,24 @@ def _kinds(judge: Judge, arrangement: Arrangement) -> Iterator[tuple[Callable[[P
 
 
 def _balanced(place: PairPlace, first: int, second: int) -> Starts:
-    """Cuts into `first` and `second` stages of about equal times."""
+    """The first layers of both backbones' stages, cut into `first` and `second` stages of about equal times."""
     work = [place.work(backbone) for backbone in range(2)]
     steps = [[b - a for a, b in pairwise(own)] for own in work]
     return balanced_cuts(steps[0], first), balanced_cuts(steps[1], second)
 
 
 def _pipes(place: PairPlace, first: Sequence[int], second: Sequence[int]) -> tuple[Pipe, Pipe]:
-    """Both backbones on these workers, in forward order."""
+    """The pipes of both backbones; `first` and `second` are their workers in forward order."""
     names = [backbone.name for backbone in place.judge.setting.graph.backbones]
     m, n = place.microbatches
     return pipe_of(names[0], first, (1,) * m), pipe_of(names[1], second, (1,) * n, len(first))
 
 
 def _ordered(place: PairPlace, name: str, starts: Starts, replicas: tuple[int, ...]) -> Iterator[Candidate]:
-    """The candidates of a partition, one for each slack: more of it is faster and holds more."""
+    """The candidates of a partition whose orders are listed at once, one for each slack of `SLACKS`.
+
+    More slack is faster and holds more. Slacks with the same orders give one candidate.
+    """
     blocks = range(len(replicas))
     pipes = _pipes(place, blocks, blocks)
     pipes = facing(*pipes) if name == OPPOSED else pipes
@@ -308,7 +327,10 @@ def _times(place: PairPlace, pipes: tuple[Pipe, Pipe], starts: Starts, replicas:
 
 
 def _replicas(place: PairPlace) -> tuple[int, ...]:
-    """Numbers of replicas that can share a micro-batch of either backbone; given stages, states in parts: none."""
+    """The numbers of replicas that can share a micro-batch of either backbone.
+
+    Only 1 if the number of stages is given or if states are in parts.
+    """
     setting = place.judge.setting
     if setting.given.stages is not None or setting.owners > 1:
         return (1,)
@@ -316,7 +338,7 @@ def _replicas(place: PairPlace) -> tuple[int, ...]:
 
 
 def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
-    """The candidates for two backbones with the least memory, one for each arrangement, whether they fit or not."""
+    """The candidate for two backbones with the least memory of each arrangement, whether it fits or not."""
     for arrangement in arrangements(judge.setting.cluster):
         found = sorted(_places(judge, arrangement), key=lambda place: sum(place.microbatches))
         for place in found[-1:]:  # the most micro-batches: the smallest hold least
@@ -339,6 +361,6 @@ def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
 
 
 def _may_fit_in_parts(judge: Judge, copy: Candidate) -> bool:
-    """Whether what no copy shares with the others fits in memory, when all that they share takes none."""
+    """Whether the memory that each copy holds whole fits on every device; memory in parts is not counted."""
     (use,) = judge.footprint.uses(copy)
     return use.having(Trait.WHOLE) <= min(judge.tables.ground(copy.arrangement).memories)

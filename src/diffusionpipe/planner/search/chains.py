@@ -1,4 +1,4 @@
-"""Chains of stages with any numbers of replicas: those that 1F1B may be fastest with, by an estimate of it.
+"""Adds chains of stages with any numbers of replicas to the search: those with which 1F1B may be fastest.
 
 A model whose parameters lie in a few layers is slow as a chain and as copies, and fast as copies before a chain. Where
 links are slow, stages that compute longer but send less win. So every place is asked for all replicas at once, with an
@@ -37,7 +37,9 @@ class _Way:
     """A way to run a chain: the ranks that encode, and whether it has one micro-batch under way at a time."""
 
     hosts: tuple[int, ...] | None
+    """The units that encode; None for all."""
     is_lean: bool
+    """Whether one micro-batch is under way at a time."""
 
 
 def add_chains(
@@ -50,7 +52,8 @@ def add_chains(
 ) -> Judged | None:
     """Add chains of stages at a place that may beat the pool's best; return the best that fits, None without one.
 
-    `is_lean`: as a schedule that has one micro-batch under way at a time, which holds least.
+    `hosts`: the units that encode; None for all. `is_lean`: with a schedule that has one micro-batch under way at a
+    time, which holds least.
     """
     given = pool.judge.setting.given
     schedule = given.schedule or (LOW_MEMORY_SCHEDULE if is_lean else CHAIN)
@@ -81,9 +84,10 @@ def add_chains(
 
 
 def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> bool:
-    """Whether these replicas are looked at here: False if they have a common divisor, and so more copies do the same.
+    """Whether these replicas are looked at in this arrangement; False if an arrangement with more copies does the same.
 
-    But where devices are unequal, all units of one pipeline share its frozen work as they have time, and copies do not.
+    It does if the replicas have a common divisor. But with fills on unequal devices the units of one pipeline share its
+    frozen work as they have time, which copies do not.
     """
     is_shared_better = pool.is_filled and len(set(pool.judge.tables.ground(arrangement).speeds)) > 1
     return gcd(*replicas) == 1 or is_shared_better
@@ -92,8 +96,8 @@ def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> b
 def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> Judged | None:
     """Add chains that hold less memory to the pool; return the last one that is better and fits, else None.
 
-    They run one micro-batch at a time, or keep encoders on some ranks alone. A place at which memory has refused no
-    fast stage is skipped, and so is one whose chains are too slow even without encoders.
+    They run one micro-batch at a time, or keep encoders on some ranks alone. The place is skipped if no stage there was
+    refused for its memory alone, or if its chains are too slow even without encoders.
     """
     given, memories = pool.judge.setting.given, pool.judge.tables.ground(arrangement).memories
     place = arrangement, microbatches
@@ -111,7 +115,10 @@ def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> 
 
 
 def _partitions(pool: Pool, arrangement: Arrangement, microbatches: int, way: _Way) -> tuple[Partition, ...]:
-    """The dynamic program's partitions below the pool's limit; where it has none, below the first of growing limits."""
+    """The dynamic program's partitions of the layers at a place, if their bound is below the pool's limit, best first.
+
+    If the pool has no limit yet, limits grow until some partition is found.
+    """
     replicas, limit = replicas_of(pool.judge, arrangement, microbatches), _limit(pool, arrangement, microbatches)
 
     def ask(most: Seconds) -> tuple[Partition, ...]:
@@ -133,7 +140,7 @@ def _partitions(pool: Pool, arrangement: Arrangement, microbatches: int, way: _W
 
 
 def _growing(pool: Pool, arrangement: Arrangement, microbatches: int) -> Iterator[Seconds]:
-    """From twice what devices take that never wait to what one of them takes alone."""
+    """Limits in seconds that grow from twice the time of devices that never wait to the time of one device alone."""
     tables = pool.judge.tables
     sums = tables.table.sums(tables.unit_samples(arrangement, microbatches), microbatches)
     alone = microbatches * (sums.forward[-1] + sums.backward[-1])
@@ -144,9 +151,10 @@ def _growing(pool: Pool, arrangement: Arrangement, microbatches: int) -> Iterato
 
 
 def _limit(pool: Pool, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """The largest time of the pipeline of a better candidate as 1F1B, from which another schedule may gain.
+    """The limit of a chain's seconds as 1F1B, without frozen work, from which on chains at a place are left out.
 
-    The fewer the micro-batches, the longer 1F1B waits at its ends, where a split backward hardly does.
+    Other schedules may be faster than 1F1B, so the limit may be above the best time so far. With fewer micro-batches it
+    is higher: 1F1B waits longer at both ends then, where a split backward hardly waits.
     """
     chain = pool.score if pool.chain_score == float("inf") else pool.chain_score
     ramp = arrangement.units - 1
@@ -159,7 +167,8 @@ def _limit(pool: Pool, arrangement: Arrangement, microbatches: int) -> Seconds:
 def replicas_of(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...]:
     """The numbers of replicas of a stage that can share a micro-batch.
 
-    Only 1 where stages are given, states are in parts or there are many units; () where that needs more layers.
+    Only 1 if stages are given, states are in parts or there are many units; () if there are then fewer layers than
+    units.
     """
     given, units = judge.setting.given, arrangement.units
     if given.stages is not None or judge.setting.owners > 1 or units > MAX_UNEQUAL_UNITS:

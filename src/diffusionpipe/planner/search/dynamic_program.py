@@ -1,4 +1,4 @@
-"""Cutting layers into stages and giving each stage its devices, by dynamic programs over suffixes of the layers.
+"""Cuts layers into stages and gives each stage its devices, by dynamic programs over suffixes of the layers.
 
     layers    0 1 2 | 3 4 | 5 6 7 8          a suffix (first layer, stages, replicas of its first stage, devices) holds
     devices   0 1   | 2   | 3                everything that stages put before it can change
@@ -44,14 +44,15 @@ from diffusionpipe.units import Seconds
 Numbers: TypeAlias = tuple[float, ...]
 """The numbers that describe a suffix of stages to an objective; smaller is better in each."""
 StageTime: TypeAlias = tuple[Seconds, Seconds, Seconds]
-"""Forward and backward of one micro-batch, and the reduction of the stage's gradients."""
+"""(forward of one micro-batch, its backward, sum of the stage's gradients), in seconds."""
 LinkTime: TypeAlias = tuple[Seconds, Seconds]
-"""Transfer of one micro-batch's activations forward and of their gradients back."""
+"""(transfer of one micro-batch's activations forward, transfer of their gradients back), in seconds."""
 PricedStage: TypeAlias = StageTime | tuple[Seconds, Seconds, Seconds, float]
-"""The times on the slowest replica, and the part of them that the fastest takes; 1 where it is not given."""
+"""The times of a stage on its slowest replica, and the part of them that its fastest replica takes; 1 if not given."""
 PricedLink: TypeAlias = LinkTime | tuple[Seconds, Seconds, Seconds, Seconds]
-"""The times through the fuller of both ends, and of what all orders wait for: the next layer's inputs, of a device's
-samples at the emptier end; the same where they are not given."""
+"""(forward, back) at the end with fewer devices, and (forward, back) of the transfer for which all orders wait: only
+the next layer's inputs, for the samples of a device at the end with more devices. If these are not given, they are
+the same as the first two."""
 
 
 class PartitionObjective(Protocol):
@@ -60,7 +61,7 @@ class PartitionObjective(Protocol):
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """The numbers of a suffix with one more stage at its front; `rest` None: the stage is the last of all.
 
-        Must not get smaller when a number of `rest` gets larger.
+        They must not get smaller when a number of `rest` gets larger. `link`: between the stage and the suffix.
         """
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
@@ -69,7 +70,7 @@ class PartitionObjective(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The layers to cut into stages, the devices to cut them over, and the functions that price stages and links.
+    """A question to the dynamic program: layers to cut into stages, devices, and functions that price stages and links.
 
     Devices are in a row; each stage takes the next ones.
     """
@@ -78,34 +79,36 @@ class Question:
     num_devices: int
     max_stages: int
     replicas: tuple[int, ...]
-    """How many devices a stage may take."""
+    """The numbers of devices that a stage may take."""
     stage: Callable[[int, int, int, int, int], PricedStage | None]
-    """(first layer, stop layer, first device, replicas, stages from this one to the last) -> times; None: such a
-    stage is not allowed, it does not fit in memory. A longer stage must not fit where a shorter one does not."""
+    """(first layer, stop layer, first device, replicas, stages from this one to the last) -> times of the stage; None:
+    it is not allowed, for example it does not fit in memory. If a stage is not allowed, a longer one must not be."""
     link: Callable[[int, int, int, int], PricedLink]
     """(cut, first device after the cut, senders before it, receivers after it) -> times."""
     min_stages: int = 1
     reach: Callable[[int, int], bool] = lambda layers, devices: True
-    """Whether the layers 0, ..., layers - 1 can be done by that many devices at all; True where unknown."""
+    """(layers, devices) -> whether the layers 0, ..., layers - 1 may be cut over that number of devices at all."""
     longest: Callable[[int, int], int] | None = None
     """(first layer, replicas) -> the last layer at which a stage may stop; None: any."""
     is_hopeless: Callable[[Numbers, int, int, int], bool] | None = None
     """(numbers of a suffix, its stages, layers before it, devices before it) -> whether no partition that ends in the
-    suffix is of use. A suffix that is better in all numbers must not be hopeless where the worse is not."""
+    suffix is of use. If a suffix is not hopeless, one that is better in all numbers must not be hopeless either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """The first layer of each stage, its number of devices, and the value of the objective."""
+    """A partition of layers into stages: their first layers and numbers of devices, and the value of the objective."""
 
     starts: tuple[int, ...]
     replicas: tuple[int, ...]
+    """The number of devices of each stage."""
     value: Seconds
     numbers: Numbers = ()
+    """The numbers that describe it to the objective."""
 
 
 _Node: TypeAlias = tuple[Numbers, int, int, "_Node | None"]
-"""Numbers of a suffix, its first layer, the replicas of its first stage, the suffix after that stage."""
+"""(numbers of a suffix, its first layer, replicas of its first stage, the suffix after that stage or None)."""
 
 
 def best_partitions(question: Question, objective: PartitionObjective, *, width: int = 16) -> tuple[Partition, ...]:
@@ -136,11 +139,11 @@ def best_partitions(question: Question, objective: PartitionObjective, *, width:
 
 
 _State: TypeAlias = tuple[int, int, int]
-"""Devices of a suffix, its stages, replicas of its first stage."""
+"""(devices of a suffix, its number of stages, replicas of its first stage)."""
 
 
 def _fronts(question: Question, objective: PartitionObjective, width: int) -> dict[_State, list[_Node]]:
-    """The fronts of the suffixes that begin at layer 0."""
+    """State -> the Pareto front of the suffixes that begin at layer 0, that is of whole partitions."""
     num_layers, num_devices = question.num_layers, question.num_devices
     fronts: list[dict[_State, list[_Node]]] = [{} for _ in range(num_layers + 1)]
     for first in range(num_layers - 1, -1, -1):
@@ -156,7 +159,7 @@ def _fronts(question: Question, objective: PartitionObjective, width: int) -> di
 def _grow_last(
     question: Question, objective: PartitionObjective, first: int, replicas: int, grown: dict[_State, list[_Node]]
 ) -> None:
-    """The stage of all layers from `first` on, as the last one."""
+    """Add to `grown` the suffix whose only stage has all layers from `first` on, if that stage is allowed."""
     before = question.num_devices - replicas  # devices that are left for the stages before
     if not _can_precede(question, first, before):
         return
@@ -176,7 +179,7 @@ def _grow(
     replicas: int,
     grown: dict[_State, list[_Node]],
 ) -> None:
-    """The stages that begin at `first`, before every suffix that they can precede."""
+    """Add to `grown` each suffix that begins with a stage at layer `first`, before a suffix of `fronts` that fits."""
     stage, link, prepend, is_hopeless = question.stage, question.link, objective.prepend, question.is_hopeless
     closed: set[tuple[int, int]] = set()  # (devices, stages) after which not even a shorter stage was allowed
     may_precede = [_can_precede(question, first, devices) for devices in range(question.num_devices + 1)]
@@ -202,7 +205,7 @@ def _grow(
 
 
 def _can_precede(question: Question, first: int, devices: int) -> bool:
-    """Whether the layers before `first` and the devices before the suffix can make stages of their own."""
+    """Whether the layers before `first` can make stages on `devices` devices, the ones before the suffix."""
     # All layers are taken exactly when all devices are.
     if not first or not devices:
         return not first and not devices
@@ -210,7 +213,10 @@ def _can_precede(question: Question, first: int, devices: int) -> bool:
 
 
 def _front(nodes: list[_Node], objective: PartitionObjective, stages: int, width: int) -> list[_Node]:
-    """The partitions that no other beats, at most `width` of them: the ones with the best values."""
+    """The suffixes of one state that no other beats in all numbers, at most `width`: the ones with the best values.
+
+    `stages`: the number of stages of each.
+    """
     nodes.sort(key=lambda node: node[0])  # stable: earlier found, that is shorter first stages, win ties
     kept: list[_Node] = []
     for node in nodes:

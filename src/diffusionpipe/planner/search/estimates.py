@@ -1,4 +1,4 @@
-"""The quick estimate of a candidate: the simulation of its plan, but for fills, without making the plan.
+"""Makes quick estimates of candidates: the simulation of a candidate's plan, without fills, without making the plan.
 
     structure   its schedule, ready to be timed: made once for all cuts of the model that exchange tensors alike
     costs       prices of stages, links, collectives and frozen work, from sums over ranges of layers
@@ -42,7 +42,7 @@ class Estimates:
     _sharded: dict[tuple[int, ...], tuple[tuple[Seconds, ...], tuple[Seconds, ...]]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """First layers of blocks -> what their reductions and their gathers take."""
+    """First layers of blocks -> (seconds of each stage's reduction, seconds of each stage's gather)."""
 
     def estimate(
         self,
@@ -58,8 +58,8 @@ class Estimates:
             candidate: the layout to plan.
             is_filled: whether frozen work of the next batch runs in the waits; else this batch's comes first.
             head: the extra time of the first stage before each of its forwards.
-            is_hopeless: asked about the time in which no message waits for another, which is quickly known. If it says
-                yes, that is the answer.
+            is_hopeless: is called with the estimate in which no message waits for another, which is quickly made. If it
+                returns True, that estimate is returned.
         """
         structure, costs = self._priced(candidate, head, is_encoding=not is_filled)
         busy = [0.0] * candidate.arrangement.units
@@ -92,7 +92,10 @@ class Estimates:
         return estimate(queued[0], queued[-1])
 
     def timed(self, candidate: Candidate, *, is_encoding: bool = False) -> Times:
-        """The times of all events of a candidate's iteration, without frozen work or with this batch's before it."""
+        """The times of all events of a candidate's iteration; with `is_encoding` its batch is encoded first.
+
+        Without, there is no frozen work.
+        """
         structure, costs = self._priced(candidate, 0.0, is_encoding=is_encoding)
         return structure.queued(costs, structure.unqueued(costs))
 
@@ -106,7 +109,8 @@ class Estimates:
     def structure(self, candidate: Candidate, flows: Flows, starts: tuple[int, ...] | None = None) -> Structure:
         """The structure of the candidate's schedule, with edges between the blocks of `flows`; each is made once.
 
-        With the first layers of its blocks its frozen work comes first.
+        `starts`: the first layers of its blocks, for a structure with frozen work before the first forward; None: it
+        has no frozen work.
         """
         layout = Layout(
             batch=self.tables.setting.workload.batch,
@@ -126,7 +130,7 @@ class Estimates:
 
     @cached_property
     def _encoding(self) -> Callable[[tuple[int, ...]], Encoding]:
-        """The frozen work before an iteration whose blocks have these first layers."""
+        """A function from the first layers of an iteration's blocks to the frozen work before it."""
         tables, setting = self.tables, self.tables.setting
         layout = Layout(
             batch=setting.workload.batch,
@@ -156,7 +160,10 @@ class Estimates:
     def _costs(
         self, candidate: Candidate, structure: Structure, starts: tuple[int, ...], flows: Flows, head: Seconds
     ) -> Costs:
-        """The result of `costs_of` for the structure's schedule, with the first stage's `head`."""
+        """The costs of the structure's schedule, as `costs_of` gives them, without frozen work.
+
+        `head`: extra seconds of the first stage before each of its forwards.
+        """
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         spans = list(zip(starts, (*starts[1:], tables.num_layers), strict=True))
 
@@ -191,7 +198,7 @@ class Estimates:
         )
 
     def _with_frozen(self, candidate: Candidate, structure: Structure, costs: Costs) -> Costs:
-        """The costs with those of the structure's frozen work."""
+        """The costs with the prices of the structure's frozen work added."""
         tables, schedule = self.tables, structure.schedule
         works = [tables.frozen_work(fill.layers) for fill in schedule.fills]
         costs = replace(
@@ -211,7 +218,7 @@ class Estimates:
     def _collectives(
         self, candidate: Candidate, structure: Structure, starts: tuple[int, ...]
     ) -> tuple[tuple[Seconds, ...], tuple[Seconds, ...]]:
-        """The times of each stage's reduction and gather."""
+        """(seconds of each stage's gradient sum, seconds of each stage's gather), by stage; () for no gathers."""
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         spans = list(zip(starts, (*starts[1:], tables.num_layers), strict=True))
         if candidate.sharded is Sharded.ALL:  # each rank owns some of the parameters, which decides the times
@@ -232,9 +239,9 @@ class Estimates:
     def _filler(
         self, candidate: Candidate, busy: Sequence[Seconds], structure: Structure, costs: Costs, times: Times
     ) -> Callable[[Seconds], Seconds]:
-        """A function of the pipeline's time: the iteration's time if its hosts fill all waits with frozen work.
+        """A function from the pipeline's seconds to the iteration's, if hosts fill all its waits with frozen work.
 
-        `times` are those without queues, which the filler also asks for what waits hold.
+        `busy`: the compute of each unit in seconds. `times`: the times without queues, which say what waits hold.
         """
         tables, ground = self.tables, self.tables.ground(candidate.arrangement)
         if not tables.setting.graph.frozen_layers:
@@ -254,7 +261,7 @@ class Estimates:
         return lambda pipeline: idle_level(pipeline, busy, work, speeds)
 
     def _beside(self, candidate: Candidate, structure: Structure, costs: Costs, times: Times) -> Beside:
-        """The messages and the activations that each unit holds while frozen layers run on it."""
+        """(bytes of two messages of each unit, bytes of activations that each unit holds while it waits), by unit."""
         starts, table = self.tables.block_starts(candidate), self.tables.table
         spans = list(zip(starts, (*starts[1:], self.tables.num_layers), strict=True))
         sizes = [

@@ -1,4 +1,4 @@
-"""How many bytes a candidate's units hold, from sums over ranges of layers.
+"""Counts the bytes that a candidate's units hold, from sums over ranges of layers.
 
 The items are the same as in `timing.memory`, and so is the need of a layer. Parameters and all that counts with them,
 copies and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
@@ -29,9 +29,9 @@ from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.units import Bytes
 
 _Stage = tuple[int, int, int, float]
-"""First layer, the layer after the last, micro-batches, samples of each."""
+"""(first layer of a stage, layer after its last, micro-batches, samples of each)."""
 Beside = tuple[Sequence[Bytes], Sequence[Bytes]]
-"""Bytes of two messages of each unit, and of the activations that it holds while it waits, by unit."""
+"""(bytes of two messages of each unit, bytes of activations that each unit holds while it waits), by unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Footprint:
 
     @cached_property
     def frozen_bytes(self) -> Bytes:
-        """The bytes of the frozen part's weights on every rank that runs them."""
+        """The bytes of the frozen part's weights on a rank that runs the frozen part."""
         return encoder_bytes(self.tables.setting)
 
     @cached_property
@@ -72,13 +72,14 @@ class Footprint:
     ) -> Bytes:
         """The peak bytes of a rank with layers `first`, ..., `stop` - 1 and `in_flight` micro-batches in flight.
 
-        `samples`: of a micro-batch. `is_host`: it also encodes.
+        `samples`: the samples of a micro-batch. `microbatches`: their number in an iteration. `is_host`: the rank also
+        encodes.
         """
         return self._stage_bytes(first, stop, samples, microbatches, in_flight, is_host)
 
     @cached_property
     def _stage_bytes(self) -> Callable[[int, int, float, int, int, bool], Bytes]:
-        """The dynamic program asks for the same stage on many devices."""
+        """The function that `stage_bytes` calls; it keeps results, as the same stage is asked for on many devices."""
 
         def stage_bytes(
             first: int, stop: int, samples: float, microbatches: int, in_flight: int, is_host: bool
@@ -105,7 +106,7 @@ class Footprint:
 
     @cached_property
     def _use(self) -> Callable[[tuple[_Stage, ...], tuple[tuple[int, ...], ...], bool], MemoryUse]:
-        """Where a cut moves, the ranks that it does not touch are asked about again."""
+        """The function that `use` calls; it keeps results, as ranks that a moved cut does not touch are asked again."""
         return lru_cache(maxsize=1 << 14)(self._used)
 
     def _used(self, stages: tuple[_Stage, ...], peaks: tuple[tuple[int, ...], ...], is_host: bool) -> MemoryUse:
@@ -161,13 +162,12 @@ class Footprint:
     ) -> tuple[tuple[int, ...] | None, int]:
         """(units that can hold the frozen layers beside training, None for all; the most samples of a fill).
 
-        The filler asks the plan for the same (`Needs`). Of sharded copies nothing is known here: they are taken to have
-        room.
+        The filler chooses in the same way by the plan (`Needs`). Sharded copies are taken to have room for all.
 
         Args:
             candidate: the layout.
-            most_of_messages: bytes that two messages of a unit never exceed.
-            beside: the bytes of messages and activations beside the fills, asked only where they decide.
+            most_of_messages: an upper bound of the bytes of two messages of a unit.
+            beside: gives the bytes of messages and activations beside the fills; called only if they decide.
         """
         tables, rooms, others = self.tables, list[tuple[Bytes, MemoryUse]](), list[Bytes]()
         batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
@@ -199,7 +199,7 @@ class Footprint:
         return [frozenset(block for block, _ in own) for own in holding.blocks]
 
     def _workers(self, candidate: Candidate) -> Iterator[tuple[int, list[_Stage], Sequence[Sequence[int]]]]:
-        """(units in the worker's place, its stages, its peaks) of each worker."""
+        """(number of its units, its stages, its peaks as `Holding.peaks` has them) of each worker of a candidate."""
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
         spans = list(zip(candidate.starts, (*candidate.starts[1:], self.tables.num_layers), strict=True))
         for worker, count in enumerate(candidate.replicas):

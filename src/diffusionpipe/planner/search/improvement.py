@@ -1,4 +1,4 @@
-"""Candidates from a place (an arrangement of ranks and a number of micro-batches), and better ones from good ones."""
+"""Adds candidates of a place (arrangement of ranks and number of micro-batches), and better ones made from these."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,14 +38,15 @@ from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
 
 Move = Mapping[int, int]
-"""Cut -> the layers that it moves by. Cut i is the start of stage i."""
+"""Cut -> the number of layers by which it moves; negative: to the front. Cut i is the start of stage i."""
 
 
 def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
     """Add candidates of one place to the pool: partitions of the dynamic program, and of equal times, as 1F1B.
 
-    The best one of each replicas and the one of equal times are also judged with the other schedules. If one is given,
-    it is the only one. Where nothing fits because every rank holds the encoders, some ranks hold them for all.
+    The best partition of each choice of replicas and the one of equal times are also judged with the other schedules.
+    If a schedule is given, it is the only one. If nothing fits because every rank holds the encoders, some ranks hold
+    them for all. `replicas`: the numbers of replicas that a stage may have.
     """
     judge = pool.judge
     if not judge.setting.given.allows_chains:
@@ -80,7 +81,10 @@ def add_cuts(
     *,
     hosts: tuple[int, ...] | None = None,
 ) -> None:
-    """Add candidates with these (first layers, replicas) to the pool, the best of them with other schedules too."""
+    """Add candidates with these (first layers, replicas) to the pool, the best of them with other schedules too.
+
+    `found` has the best partition first. `hosts`: the units that hold the frozen layers; None for all.
+    """
     schedule = pool.judge.setting.given.schedule or CHAIN
     known = set[tuple[int, ...]]()
     for index, (starts, counts) in enumerate(found):
@@ -137,10 +141,11 @@ def improve(pool: Pool, places: Sequence[tuple[Arrangement, int]] = ()) -> None:
 
 
 def _add_unequal(pool: Pool) -> None:
-    """Unequal replicas at the best places, and at the best one of each other arrangement that may still win.
+    """Add candidates with unequal replicas to the pool, at the best places.
 
-    `chains` has asked for the cuts that 1F1B likes. A schedule with more micro-batches under way likes those with the
-    shorter critical path.
+    These are the best of all, and the best place of each other arrangement that may still win. The module `chains` has
+    asked for the cuts that are best for 1F1B. Cuts with a shorter critical path are better for schedules with more
+    micro-batches under way.
     """
     best, tried = set(_best_places(pool, NUM_IMPROVED)), set[Arrangement]()
     for one in pool.ranked():
@@ -155,14 +160,14 @@ def _add_unequal(pool: Pool) -> None:
 
 
 def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
-    """Arrangements and micro-batches of the best candidates."""
+    """The places, (arrangement, micro-batches), of the best candidates, best first, at most `count`."""
     return list(dict.fromkeys((one.candidate.arrangement, one.candidate.microbatches) for one in pool.ranked()))[:count]
 
 
 def _waiting_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
-    """The best places whose devices wait and that may still win: those that cannot, take no other's turn.
+    """The best places, (arrangement, micro-batches), whose devices wait and that may still win, at most `count`.
 
-    Copies of the model never wait, so a place comes in the turn of its best pipeline.
+    Copies of the model never wait, so places are ranked by their best pipelines.
     """
     best: dict[tuple[Arrangement, int], Judged] = {}
     for one in pool.ranked():
@@ -172,7 +177,7 @@ def _waiting_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
 
 
 def add_schedules(pool: Pool, one: Judged) -> None:
-    """Add the candidate with the other schedules of one stage on each worker to the pool, where they are faster."""
+    """Add the candidate with each other schedule of one stage on each worker to the pool, if that is faster."""
     if pool.judge.setting.given.schedule is not None or not is_chain(one.candidate.schedule):
         return
     # At most, another schedule waits at neither end of the pipeline: with few micro-batches it gains most.
@@ -195,18 +200,18 @@ def add_schedules(pool: Pool, one: Judged) -> None:
 
 
 def _waits_less(pool: Pool, one: Judged, than: Judged, *, slack: float = 0.0) -> bool:
-    """Whether frozen work fills all waits of both by the estimate, and has fewer of them to fill in the first.
+    """Whether `one` has clearly shorter waits to fill than `than`, and takes no longer with fills by the estimate.
 
-    `slack`: the part by which the score of the first may be larger, as chunks of frozen work have other sizes.
+    `slack`: the part by which `one` may take longer, as chunks of frozen work have other sizes.
     """
     is_alike = pool.is_filled and one.score <= than.score * (1 + slack)
     return is_alike and one.estimate.pipeline < than.estimate.pipeline * (1 - ENOUGH)
 
 
 def _add_relieved(pool: Pool, candidate: Candidate) -> None:
-    """The candidate with its cuts moved by a layer at a time until it fits in memory, where it stays the fastest.
+    """Add the candidate to the pool with its cuts moved by a layer at a time until it fits in memory, if it is fastest.
 
-    Cuts are asked for 1F1B, and of equally fast ones any may be found: a schedule that holds more may fit with others.
+    Its cuts were found for 1F1B; a schedule that holds more may fit with other cuts that are as fast.
     """
     footprint = pool.judge.footprint
 
@@ -234,10 +239,10 @@ def _add_relieved(pool: Pool, candidate: Candidate) -> None:
 def _add_placed(
     pool: Pool, arrangement: Arrangement, microbatches: int, limit: Seconds, hopeful: Seconds = float("inf")
 ) -> None:
-    """The families with several stages on a worker, where they are better than the limit, also with moved cuts.
+    """Add candidates with several stages on a worker to the pool, also with moved cuts, if they beat `limit`.
 
-    They are cut by time at first, which is far from the best where messages are slow or layers few. Of those that are
-    cut alike the best shows where to cut, if it takes less than `hopeful` before its cuts move.
+    They are cut by time at first, which is far from the best if messages are slow or layers few. Cuts are moved for the
+    best of the candidates that are cut alike, if it takes less than `hopeful` seconds before, and then serve all.
     """
     alike: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in placed(pool.judge, arrangement, microbatches):
@@ -257,9 +262,9 @@ def _add_placed(
 
 
 def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
-    """Add candidates that hold less memory to the pool, at the first places where no chain fits that was looked at.
+    """Add candidates that hold less memory to the pool, at the first places where no candidate fits so far.
 
-    These are schedules with several stages on a worker, and chains with unequal replicas: of few micro-batches such a
+    These are schedules with several stages on a worker, and chains with unequal replicas. With few micro-batches such a
     chain may be slow as 1F1B, and so left out before, but fast with a split backward.
     """
     if pool.judge.setting.given.schedule is not None:
@@ -275,7 +280,7 @@ def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
 
 
 def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
-    """Orders made for this place alone, where they are better."""
+    """Add candidates with orders that are searched for this place alone to the pool, if they are better."""
     own = _of_place(pool, arrangement, microbatches)
     if own[0].score > HOPELESS * pool.score or not _may_gain(pool, own[0]):
         return
@@ -287,9 +292,9 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
 
 
 def _add_neighbours(pool: Pool) -> None:
-    """The best candidate with the next numbers of micro-batches, for as long as that helps.
+    """Add the best candidate with the next smaller and larger numbers of micro-batches to the pool, while that helps.
 
-    The reason why it is the best, buckets or an order of its own, has been tried at few places.
+    Buckets and searched orders, by which it may be the best, have been tried at few places.
     """
     best = next(iter(pool.ranked()), None)
     if best is None or best.score > HOPELESS * pool.score:
@@ -316,7 +321,10 @@ def _add_neighbours(pool: Pool) -> None:
 
 
 def _with_microbatches(pool: Pool, candidate: Candidate, count: int) -> Candidate | None:
-    """The candidate with another number of micro-batches and, where they were searched, orders for it; or None."""
+    """The candidate with another number of micro-batches; None if its schedule cannot have this number.
+
+    Orders that were searched are searched for the new number.
+    """
     if candidate.schedule == GRAPHPIPE:
         return recut(pool.judge, candidate, microbatches=count, buckets=1)
     if candidate.orders:
@@ -337,7 +345,7 @@ def _of_place(pool: Pool, arrangement: Arrangement, microbatches: int) -> list[J
 
 
 def _may_gain(pool: Pool, one: Judged) -> bool:
-    """Whether another order could save anything: its devices wait, and it would then be the best."""
+    """Whether another order may make a candidate the best: its devices wait, and its bound is below the best score."""
     candidate, judge = one.candidate, pool.judge
     if candidate.arrangement.units == 1 or candidate.hosts is not None:
         return False
@@ -351,7 +359,7 @@ def _may_gain(pool: Pool, one: Judged) -> bool:
 
 
 def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
-    """The time that each unit would compute for one micro-batch if layers could be cut anywhere."""
+    """The seconds that each unit would compute for one micro-batch if layers could be cut anywhere."""
     sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
     return (sums.forward[-1] + sums.backward[-1]) / sum(judge.tables.ground(arrangement).speeds)
 
@@ -359,7 +367,7 @@ def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Se
 def move_cuts(pool: Pool, one: Judged) -> Judged:
     """The candidate with its cuts moved by a layer at a time, for as long as that makes it faster; else itself.
 
-    Where no cut by itself helps, two are moved that leave every worker as many layers as before.
+    If no single move helps, two cuts are moved so that every worker keeps its number of layers.
     """
     before: tuple[int, ...] = ()  # cuts that the last move left: they are worse
     while True:
@@ -379,13 +387,13 @@ def move_cuts(pool: Pool, one: Judged) -> Judged:
 
 
 def _single_moves(candidate: Candidate) -> Iterator[Move]:
-    """Each cut by itself, a layer towards the front or the back."""
+    """Each move of a single cut by one layer, towards the front or the back."""
     for cut in range(1, len(candidate.starts)):
         yield from ({cut: -1}, {cut: 1})
 
 
 def _balanced_moves(judge: Judge, candidate: Candidate) -> Iterator[Move]:
-    """Two cuts, each a layer towards the front or the back, after which every worker has as many layers as before.
+    """Each move of two cuts by one layer after which every worker has as many layers as before.
 
     A worker with several stages gets a layer more in one of them and a layer less in another.
     """
@@ -399,7 +407,7 @@ def _balanced_moves(judge: Judge, candidate: Candidate) -> Iterator[Move]:
 
 
 def _moved(judge: Judge, starts: tuple[int, ...], moves: Iterable[Move]) -> Iterator[tuple[int, ...]]:
-    """The first layers of stages after each move that empties no stage and cuts backbones where they were cut."""
+    """The first layers of all stages after each move, but for moves that empty a stage or move a backbone's end."""
     borders, num_layers = judge.tables.borders, judge.tables.num_layers
     for move in moves:
         found = tuple(start + move.get(stage, 0) for stage, start in enumerate(starts))
@@ -409,7 +417,7 @@ def _moved(judge: Judge, starts: tuple[int, ...], moves: Iterable[Move]) -> Iter
 
 
 def bucketed(pool: Pool, one: Judged) -> Judged:
-    """The candidate with the fastest number of buckets, the fewest of equally fast ones."""
+    """The candidate with the number of buckets that is fastest by the estimate; the fewest of equally fast ones."""
     if one.candidate.arrangement.data_parallel == 1 and max(one.candidate.replicas) == 1:
         return one  # no gradient is summed
     # Only data parallelism has as many buckets as layers: with several stages each has fewer layers.

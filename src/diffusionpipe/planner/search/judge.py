@@ -1,4 +1,4 @@
-"""The figures of candidates of one setting that a search asks for: time, memory, and where to cut the model."""
+"""Gives a search the figures of candidates of one setting: time, memory, and where to cut the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,5 +77,5 @@ class Judge:
 
     @cached_property
     def pairs(self) -> dict[object, tuple[PairPartition, ...]]:
-        """A store of partitions of two backbones, by the question, which searches with and without fills share."""
+        """Key of a question about two backbones -> its partitions; searches with and without fills share them."""
         return {}

@@ -1,4 +1,4 @@
-"""Names of layouts, for tables, logs and pictures: of candidates, and of plans that were read from a file."""
+"""Names layouts in tables, logs and pictures: of candidates, and of plans that were read from a file."""
 
 from dataclasses import dataclass
 
@@ -79,12 +79,12 @@ class PlannedStage:
     """One trained stage of a plan on one worker, all its buckets together."""
 
     direction: int
-    """The trained pipeline that it belongs to; 0 where there is one."""
+    """The number of the trained pipeline that it belongs to; 0 if there is one."""
     backbone: str
-    """The model that this trains; "" where there is one."""
+    """The name of the backbone that it belongs to; "" if there is one."""
     worker: int
     blocks: tuple[int, ...]
-    """Several where the stage's gradients are summed, or its parameters gathered, bucket by bucket."""
+    """The numbers of its blocks: several if its gradients are summed, or parameters gathered, bucket by bucket."""
     share: str
     """The part of every micro-batch's samples, e.g. "0:1/2"; "" for all of them."""
 
@@ -92,8 +92,8 @@ class PlannedStage:
 def stages_of_plan(plan: Plan) -> tuple[PlannedStage, ...]:
     """The trained stages of a plan in forward order, pipeline by pipeline.
 
-    Where each worker holds one run of neighbouring stages, these are the buckets of one stage. In other plans a worker
-    has several stages.
+    If each worker holds neighbouring stages of a pipeline alone, these count as the buckets of one stage. In other
+    plans a worker has several stages.
     """
     placement = plan.train.placement
     trained = [p for p in placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe]
@@ -121,6 +121,8 @@ def stages_of_plan(plan: Plan) -> tuple[PlannedStage, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
+    """The sizes of a layout that its words name."""
+
     stages: tuple[int, ...]
     """Stages of each backbone."""
     workers: int
@@ -133,11 +135,11 @@ class _Sizes:
     has_owners: bool
     """Whether the copies hold the optimizer's states in parts."""
     in_a_row: int | None
-    """Stages on the longest path, where stages on branches run at the same time."""
+    """The number of stages on the longest path, if stages on branches run at the same time; else None."""
 
 
 def _in_a_row(schedule: Schedule) -> int:
-    """The most workers of which each reads what the one before writes, replicas of a stage as one."""
+    """The number of workers on the longest path of a micro-batch; replicas of a stage count as one."""
     stages = schedule.placement.stages
     trained = next(pipeline for pipeline in schedule.placement.pipelines if Op.ENCODE not in pipeline.ops)
     # Of replicas the first one counts.
@@ -173,14 +175,14 @@ def _in_words(sizes: _Sizes) -> str:
 
 
 def _each(sizes: _Sizes) -> str:
-    """The number of stages, of all backbones together if these are on the same workers: "4"; else "3 + 5"."""
+    """The number of stages as a text, e.g. "4"; for backbones on workers of their own "3 + 5"."""
     stages = sizes.stages
     is_same = len(stages) == 1 or set(stages) == {sizes.workers}
     return str(stages[0]) if is_same else " + ".join(map(str, stages))
 
 
 def _microbatches(plan: Plan) -> tuple[int, ...]:
-    """The micro-batches of each backbone."""
+    """The number of micro-batches of each backbone of a plan."""
     found: dict[str, int] = {}
     for pipeline in plan.train.placement.pipelines:
         if Op.ENCODE not in pipeline.ops and not pipeline.is_probe:

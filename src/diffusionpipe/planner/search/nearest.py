@@ -1,7 +1,7 @@
-"""The layout that misses the memory by least, where none fits: advice is measured against it.
+"""Finds the layout that lacks the least memory, if none fits: advice is measured against it.
 
-Cuts that balance time leave the fullest device where the memory is, so cuts that balance memory are asked for too:
-of 1F1B, and of one micro-batch at a time, which holds least.
+Cuts that balance time may put most memory on one device, so cuts that balance memory are looked at too: for 1F1B, and
+for one micro-batch at a time, which holds least.
 """
 
 from collections import defaultdict
@@ -23,17 +23,17 @@ from diffusionpipe.schedules.traits import holds_one
 
 
 def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
-    """(candidate, simulation) of the layout that misses the memory by least; None where the batch cannot be cut.
+    """(candidate, simulation) of the layout that lacks the least memory; None if no layout cuts the batch.
 
-    Pipelines and whole copies are looked at; two backbones only one after the other. If a layout fits, its overflow is
-    not above 0.
+    Pipelines and whole copies are looked at; two backbones only one after the other. If some layout fits, the overflow
+    of the result is not above 0.
     """
     best = least_estimated_overflow(setting)
     return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))
 
 
 def least_estimated_overflow(setting: Setting) -> Judged | None:
-    """The estimated layout that misses the memory by least; None where the batch cannot be cut.
+    """The candidate that lacks the least memory by its estimate; None if no layout cuts the batch.
 
     Nothing is simulated in full, so it takes a fraction of the time of `least_overflow`.
     """
@@ -46,7 +46,7 @@ def least_estimated_overflow(setting: Setting) -> Judged | None:
 
 
 def _lean(judge: Judge) -> Iterator[Candidate]:
-    """Layouts of one backbone that may take least memory."""
+    """The candidates for one backbone that may take least memory."""
     given = judge.setting.given
     counts: dict[Arrangement, list[int]] = defaultdict(list)
     for _, arrangement, microbatches in places_of(judge):

@@ -10,7 +10,7 @@ from diffusionpipe.planner.search.dynamic_program import Numbers, PricedLink, Pr
 from diffusionpipe.units import Seconds
 
 ROUNDED = 1 - 1e-9
-"""Factor of a bound from running sums: rounding may have made the bound too large by less than the rest."""
+"""The factor of a bound that is made of running sums, which rounding may have made too large by less than the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,17 @@ class PivotLatency:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """(L, longest way to the first stage and back, longest reduction after it) of one more stage before `rest`."""
+        """The numbers (L, path, ending) of the suffix `rest` with one more stage before it.
+
+        `path` is the longest way to the first stage and back, `ending` the longest reduction after the first stage.
+        """
         forward, backward, reduce, *_ = stage
         if rest is not None:
             rest = self._before(rest, link[0], link[1], None)
         return self._before(rest, forward, backward, reduce)
 
     def _before(self, rest: Numbers | None, forward: Seconds, backward: Seconds, reduce: Seconds | None) -> Numbers:
-        """The numbers with one more stage or, without a reduction, link at the front."""
+        """The numbers of the suffix `rest` with a stage before it or, if `reduce` is None, with a link before it."""
         steady = (self.num_microbatches - 1) * (forward + backward)
         never = float("-inf")
         own = never if reduce is None else reduce
@@ -115,16 +118,16 @@ class PivotLatency:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The least time of the layers before a suffix for one micro-batch, however they are cut and shared."""
+    """Lower bounds of the seconds of the layers before a suffix for one micro-batch, for any cuts and replicas."""
 
     forward: Seconds
     """The time of the layers' forwards one after the other on the fastest devices."""
     both: Seconds
     """The time of the layers' forwards and backwards one after the other on the fastest devices."""
     dearest: Seconds
-    """Forward and backward of the slowest of their stages."""
+    """The seconds of the forward and backward of their slowest stage."""
     num_stages: int
-    """The most stages that they can make; 0: nothing is before the suffix."""
+    """The most stages that the layers can make; 0: no layer is before the suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class LeastOneForwardOneBackward:
     it, and a skip over several stages goes past the links between them, which count it. Such cuts are seldom the best
     ones. Among a model's good cuts it ranks better than a bound without these two would.
 
-    Of a suffix of k stages, all from the moment in which its first micro-batch comes to its first stage:
+    The numbers of a suffix of k stages count from the moment at which its first micro-batch comes to its first stage:
 
         path    of one micro-batch through all of them and back, with transfers
         end     until the last backward of the first stage is done, the largest of
@@ -153,7 +156,7 @@ class LeastOneForwardOneBackward:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """(total, end, path, stages) of the suffix `rest` with one more stage before it."""
+        """The numbers (total, end, path, stages) of the suffix `rest` with one more stage before it."""
         # A micro-batch may pass through the fastest replica, which takes `ease` of the time; the slowest replica sets
         # the pace.
         forward, backward, reduce, ease = stage if len(stage) == 4 else (*stage, 1.0)
@@ -207,7 +210,7 @@ class LeastInAnyOrder:
     num_microbatches: int
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
-        """The seconds of the longer suffix, from the moment in which its first micro-batch comes."""
+        """The seconds of the suffix `rest` with one more stage before it, from the arrival of its first micro-batch."""
         forward, backward, reduce, ease = stage if len(stage) == 4 else (*stage, 1.0)
         count = self.num_microbatches
         own = count * (forward + backward) + max(0.0, reduce - count * backward)
@@ -227,7 +230,7 @@ class LeastInAnyOrder:
 
 @dataclass(frozen=True, slots=True)
 class Fullest:
-    """An objective that makes the largest number of a stage small: of `Questions.room`, bytes beyond its memory."""
+    """An objective that makes the largest number of a stage small: with `Questions.room`, the bytes that it lacks."""
 
     def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """The largest number of the suffix `rest` with one more stage before it."""

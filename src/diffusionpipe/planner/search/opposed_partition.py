@@ -1,4 +1,4 @@
-"""Cutting two backbones into stages that share their devices, by a dynamic program over both at once.
+"""Cuts two backbones into stages that share their devices, by a dynamic program over both at once.
 
     devices       0        1        2          a state: layers [i, L) of the first and [0, j) of the second backbone
     first    -->  0 1 2  | 3 4    | 5 6 [2]    are on the last d devices; each device block that is put before them
@@ -54,9 +54,9 @@ from diffusionpipe.planner.search.two_sided import PairPartition, TwoSidedQuesti
 from diffusionpipe.units import Seconds
 
 _Node: TypeAlias = tuple[Numbers, int, int, int, "_Node | None"]
-"""Numbers of a state, i, j, the replicas of its first block, the state after that block."""
+"""(numbers of a state, i, j, replicas of its first device block, the state after that block or None)."""
 _State: TypeAlias = tuple[int, int, int, int]
-"""i, j, blocks, replicas of the first block."""
+"""(i, j, number of device blocks, replicas of the first one)."""
 
 
 def best_pairs(
@@ -78,7 +78,7 @@ def best_pairs(
 
 
 def _pairs_of(program: "_Program") -> tuple[PairPartition, ...]:
-    """The pairs that a program finds, best value first."""
+    """The pairs of partitions that a program finds, best value first."""
     value = program.objective.value
     found = [
         PairPartition(starts=_starts(node), replicas=_replicas(node), value=value(node[0], blocks), numbers=node[0])
@@ -94,7 +94,7 @@ def first_pairs(
     """The best pairs of partitions under the smallest cap under which any fit, best first; () if none is found.
 
     The cap starts a little above the even share and is raised faster and faster until something is found, but never
-    beyond the question's own. Where memory refuses what the caps allow, many states are looked at before: with more
+    beyond the question's own. If memory refuses the pairs under the first caps, many states are looked at: with more
     than `effort` of them in all, nothing is found.
     """
     first, second = question.work
@@ -110,9 +110,9 @@ def first_pairs(
 def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
     """The best pairs of partitions and others within 1 % of them, best first, for any cap; () if none fits.
 
-    Branch and bound: a pair found with fewer places to cut is the limit of the next search. Without limits almost all
-    pairs would have to be looked at: a dearer device may have a shorter ramp. Where too many have to be in spite of
-    limits, because sums of gradients outlast the ramps, some places to cut are left out.
+    Branch and bound: the value of a pair found with fewer places to cut is the limit of the next search. Without limits
+    almost all pairs would have to be looked at, because a busier device may have a shorter ramp. If there are still too
+    many, because sums of gradients outlast the ramps, some places to cut are left out.
     """
     found, places = quick_pairs(question, objective), _few(question)
     if not found:
@@ -136,16 +136,16 @@ def quick_pairs(question: TwoSidedQuestion, objective: PairObjective) -> tuple[P
 
 
 def _few(question: TwoSidedQuestion) -> int:
-    """Layers of each backbone for a quick question: over fewer devices it takes less time."""
+    """The number of layers of each backbone in a quick question; over fewer devices it may have more of them."""
     return max(FEW_LAYERS, FEW_STATES // question.num_devices)
 
 
 def _cut_at(
     question: TwoSidedQuestion, objective: PairObjective, num_layers: int, *, limit: Seconds, width: int = 1
 ) -> tuple[PairPartition, ...]:
-    """The best pairs within the limit, where each backbone is cut in at most `num_layers` places.
+    """The best pairs of partitions within `limit`, with each backbone's layers joined to at most `num_layers`.
 
-    () where that takes too long.
+    () if there is none, or if the search takes more than `EFFORT`.
     """
     coarse, ends = _coarse(question, num_layers)
     return _of_layers(best_pairs(coarse, objective, width=width, limit=limit, effort=EFFORT), *ends)
@@ -154,7 +154,10 @@ def _cut_at(
 def _of_layers(
     pairs: Sequence[PairPartition], first: Sequence[int], second: Sequence[int]
 ) -> tuple[PairPartition, ...]:
-    """Pairs of a coarse question with the numbers of the layers themselves."""
+    """The pairs of a coarse question with the numbers of the layers themselves as first layers.
+
+    `first`, `second`: the layer at which each joined layer of a backbone begins.
+    """
     return tuple(
         replace(pair, starts=(tuple(first[k] for k in pair.starts[0]), tuple(second[k] for k in pair.starts[1])))
         for pair in pairs
@@ -162,7 +165,10 @@ def _of_layers(
 
 
 def _coarse(question: TwoSidedQuestion, num_layers: int) -> tuple[TwoSidedQuestion, tuple[list[int], list[int]]]:
-    """The question with neighbours joined until each backbone has `num_layers` layers, and where these lie."""
+    """(question with neighbouring layers joined until each backbone has `num_layers`, borders of the joined layers).
+
+    The borders are the first layer of each joined layer, by backbone, and the number of all layers at the end.
+    """
     ends = _ends(question.work[0], num_layers), _ends(question.work[1], num_layers)
 
     def layers(backbone: int, span: tuple[int, int]) -> tuple[int, int]:
@@ -181,7 +187,10 @@ def _coarse(question: TwoSidedQuestion, num_layers: int) -> tuple[TwoSidedQuesti
 
 
 def _ends(work: Sequence[Seconds], num_layers: int) -> list[int]:
-    """Where a backbone may be cut, both its ends included: between neighbours that take longest together."""
+    """The layers before which a backbone may be cut, both its ends included: neighbours that take least are joined.
+
+    `work`: running sums of the layers' seconds.
+    """
     ends = list(range(len(work)))
     while len(ends) > num_layers + 1:
         del ends[min(range(1, len(ends) - 1), key=lambda k: work[ends[k + 1]] - work[ends[k - 1]])]
@@ -189,7 +198,7 @@ def _ends(work: Sequence[Seconds], num_layers: int) -> list[int]:
 
 
 class _Program:
-    """One run. The states of d devices are grown from those of fewer."""
+    """One run of the dynamic program, which grows the states of d devices from the states of fewer devices."""
 
     def __init__(
         self, question: TwoSidedQuestion, objective: PairObjective, width: int, limit: Seconds, effort: float
@@ -199,7 +208,7 @@ class _Program:
         """The number of states that the program may still look at; negative: it gave up."""
 
     def run(self) -> dict[_State, list[_Node]]:
-        """The fronts in which all devices have their stages."""
+        """State in which all devices have stages -> its front; {} if the program gave up."""
         num_devices, num_layers = self.question.num_devices, self.question.num_layers[0]
         grown: list[dict[_State, list[_Node]]] = [defaultdict(list) for _ in range(num_devices + 1)]
         # No layer is on a device yet. Without nodes, as no block has numbers.
@@ -216,7 +225,7 @@ class _Program:
     def _grow(
         self, fronts: dict[_State, list[_Node]], devices: int, replicas: int, grown: dict[_State, list[_Node]]
     ) -> None:
-        """Put a block of `devices` devices before every state."""
+        """Put a block of `replicas` devices before every state of `devices` devices, and add the results to `grown`."""
         position = self.question.num_devices - devices - replicas
         prepend, tables = self.objective.prepend, _Tables(self.question, position, replicas)
         for (i, j, blocks, receivers), nodes in fronts.items():
@@ -234,7 +243,10 @@ class _Program:
                         bucket.append((numbers, before, behind, replicas, node))
 
     def _cap(self, node: _Node | None, i: int, j: int, blocks: int, devices: int) -> Seconds:
-        """The most that a cap limits of all that the state becomes with layers [0, i) and [j, L) on these devices."""
+        """The largest load of a device with which a state can still lead to a pair within the limit.
+
+        The layers [0, i) of the first and [j, L) of the second backbone are left for the `devices` devices before it.
+        """
         question, (first, second) = self.question, self.question.work
         cap = question.cap
         if self.limit < float("inf"):
@@ -247,7 +259,10 @@ class _Program:
     def _spans(
         self, tables: "_Tables", i: int, j: int, blocks: int, position: int, cap: Seconds
     ) -> Iterator[tuple[int, StageTime, int, StageTime]]:
-        """The next i' with its stage and j' with its stage: those allowed by load and memory that can be finished."""
+        """(i', stage [i', i) of the first backbone, j', stage [j, j') of the second) of each block before a state.
+
+        Load and memory allow these stages, and the devices before them can finish the rest under the cap.
+        """
         question, last, load = self.question, self.question.num_layers[1], self.objective.load
         # The block that comes first takes all layers that are left.
         for before in range(i - 1, 0, -1) if position else (0,):
@@ -270,13 +285,13 @@ class _Program:
                 yield before, first, behind, second
 
     def _least_end(self, before: int, limit: Seconds) -> int:
-        """The least j' that leaves no more than that of work."""
+        """The least j' with which the work that is left, of [0, before) and [j', L), is at most `limit`."""
         first, second = self.question.work
         load, done = self.objective.load, range(len(second))
         return bisect_left(done, True, key=lambda j: load(first[before], second[-1] - second[j]) <= limit)
 
     def _front(self, nodes: list[_Node], blocks: int) -> list[_Node]:
-        """The partitions that no other beats, at most `width` of them: the ones with the best values."""
+        """The nodes of a state that no other beats in all numbers, at most `width`: the ones with the best values."""
         if len(nodes) == 1:
             return nodes
         value = self.objective.value
@@ -298,7 +313,7 @@ _NO_LINKS: Links = ((0.0, 0.0), (0.0, 0.0))
 
 @dataclass(frozen=True)
 class _Tables:
-    """The stages of one device block; each is asked for once."""
+    """The times of stages and links of one device block, each of which is asked for once."""
 
     question: TwoSidedQuestion
     position: int
@@ -311,7 +326,7 @@ class _Tables:
         return lru_cache(maxsize=None)(lambda backbone, first, stop: ask(backbone, first, stop, *place))
 
     def links(self, i: int, j: int, receivers: int) -> Links:
-        """The transfers to the block behind."""
+        """The transfers of both backbones between this block and the next one, of `receivers` devices."""
         link, behind = self.question.link, self.position + self.replicas
         return link(0, i, behind, self.replicas, receivers), link(1, j, behind, self.replicas, receivers)
 

@@ -1,4 +1,4 @@
-"""The functions by which pairs of partitions of two backbones are judged: objectives of the two-sided program.
+"""The objectives of the two-sided program: functions by which pairs of partitions of two backbones are judged.
 
 Legend: stages of the first backbone have F + B = f + b and reduction `reduce`, the second's have g + c and `sums`;
 their links take x + y and u + v; M_A, M_B micro-batches, S stages of each.
@@ -11,25 +11,28 @@ from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, Stag
 from diffusionpipe.units import Seconds
 
 Pair: TypeAlias = tuple[StageTime, StageTime]
-"""The stages of both backbones on one device block."""
+"""(times of the first backbone's stage, times of the second's) on one block of devices."""
 Links: TypeAlias = tuple[LinkTime, LinkTime]
-"""The transfers of both backbones between two blocks."""
+"""(transfers of the first backbone, transfers of the second) between two neighbouring blocks of devices."""
 
 
 class PairObjective(Protocol):
     """A function by which a pair of partitions of two backbones is judged, built up block by block."""
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """The load that a cap limits, of two stages on one device whose forward and backward take these seconds.
+        """The load of a device, which a cap limits, with two stages whose forward and backward take these seconds.
 
-        Adds up over stages, or less than that.
+        The load of several stages is at most the sum of their loads.
         """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """The numbers with one more block of devices before `rest`; `is_whole`: nothing comes before the new block."""
+        """The numbers of the state `rest` with one more block of devices before it; None: no block is placed yet.
+
+        `is_whole`: no block comes before the new one.
+        """
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The objective in seconds; it must not get smaller when a number gets larger."""
+        """The objective in seconds of a pair with these numbers; it must not get smaller when a number gets larger."""
 
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
@@ -37,10 +40,10 @@ class PairObjective(Protocol):
         """The largest first number with which a state's value can stay within `limit`.
 
         Args:
-            numbers: the state's, None where nothing is on devices yet.
-            left: the least that F + B of the layers of both take that are not on devices yet.
-            num_stages: the least number of stages of each that there will be.
-            limit: of the value.
+            numbers: the state's numbers; None if no layer is on a device yet.
+            left: the least seconds of F + B of both backbones' layers that are not on devices yet.
+            num_stages: the least number of stages of each backbone that there will be.
+            limit: the limit of the value in seconds.
         """
 
 
@@ -55,11 +58,14 @@ class OppositePath:
     microbatches: tuple[int, int]
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """The larger one of the two times."""
+        """The larger one of both times, which are of one micro-batch each."""
         return max(first, second)
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(T0, T_gap of the first, T_gap of the second, minus the second's backwards) with one more block."""
+        """The numbers of the state `rest` with one more block before it.
+
+        They are (T0, T_gap of the first backbone, T_gap of the second, minus the sum of the second's backwards).
+        """
         (f, b, reduce), (g, c, sums) = pair
         if rest is None:
             return max(f + b, g + c), reduce, sums, -c
@@ -69,7 +75,7 @@ class OppositePath:
         return t0, max(reduce, rest[1] - b - y), max(rest[2], sums + rest[3] - v), rest[3] - v - c
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The time T of both backbones with these numbers, in seconds."""
+        """The objective T, in seconds, of a pair of partitions with these numbers."""
         return (sum(self.microbatches) + 2 * num_stages - 2) * numbers[0] + max(0.0, numbers[1], numbers[2])
 
     def cap(
@@ -81,12 +87,12 @@ class OppositePath:
 
 @dataclass(frozen=True, slots=True)
 class _Loads:
-    """The common part of both objectives by load."""
+    """The common part of both objectives that count the load of a device over all micro-batches."""
 
     microbatches: tuple[int, int]
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """Load of all micro-batches of both."""
+        """The seconds in which a device runs all micro-batches of both backbones."""
         return self.microbatches[0] * first + self.microbatches[1] * second
 
 
@@ -101,7 +107,11 @@ class OppositeLoads(_Loads):
     """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(load, ramp of the first, way of the second, both gaps, minus the second's backwards) with one more block."""
+        """The numbers of the state `rest` with one more block before it.
+
+        They are (load, ramp of the first backbone, way through the second, gap of the first, gap of the second, minus
+        the sum of the second's backwards).
+        """
         (f, b, reduce), (g, c, sums) = pair
         load = self.load(f + b, g + c)
         if rest is None:
@@ -122,7 +132,7 @@ class OppositeLoads(_Loads):
     ) -> Seconds:  # fmt: skip
         """The largest load with which the value can stay within `limit`: the rest after the shorter ramp and the gap.
 
-        All layers are in a ramp, except the layers of its last stage.
+        Each backbone's ramp has all its layers, except the layers of its last stage.
         """
         if numbers is None:
             return limit
@@ -131,7 +141,7 @@ class OppositeLoads(_Loads):
         return limit - ramp - max(0.0, numbers[4])
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The sum of the largest load, the shorter ramp and T_gap, in seconds."""
+        """The objective in seconds of a pair of partitions: the largest load, the shorter ramp and T_gap, added up."""
         return numbers[0] + min(numbers[1], numbers[2]) + max(0.0, numbers[3], numbers[4])
 
 
@@ -143,7 +153,7 @@ class SameLoads(_Loads):
     """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(load, sum of both ramps, both gaps) with one more block."""
+        """The numbers (load, sum of both ramps, gap of the first, gap of the second) with a block before `rest`."""
         (f, b, reduce), (g, c, sums) = pair
         load = self.load(f + b, g + c)
         if rest is None:
@@ -159,5 +169,5 @@ class SameLoads(_Loads):
         return limit - (numbers[1] + sum(left)) / 2 if numbers else limit
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The sum of the largest load, half of both ramps, and the gap, in seconds."""
+        """The objective in seconds of a pair of partitions: the largest load plus half of both ramps plus the gap."""
         return numbers[0] + numbers[1] / 2 + max(0.0, numbers[2], numbers[3])

@@ -1,4 +1,4 @@
-"""The questions to the two-sided dynamic program for a setting with two backbones."""
+"""Makes the questions to the two-sided dynamic program for a setting with two backbones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ class PairPlace:
 
     @property
     def num_layers(self) -> tuple[int, int]:
-        """The number of layers of both backbones."""
+        """(number of layers of the first backbone, number of layers of the second)."""
         _, border, end = self.judge.tables.borders
         return border, end - border
 
     def samples(self, backbone: int) -> float:
-        """The samples of a micro-batch of this backbone, in a stage of one unit."""
+        """The number of samples of a micro-batch of this backbone in a stage of one unit."""
         return self.judge.tables.unit_samples(self.arrangement, self.microbatches[backbone])
 
     def sums(self, backbone: int, replicas: int = 1) -> LayerSums:
-        """The sums over all trained layers for a micro-batch of this backbone, divided by `replicas`."""
+        """The sums over all trained layers for a replica's samples of a micro-batch of this backbone."""
         return self.judge.tables.table.sums(self.samples(backbone) / replicas, self.microbatches[backbone])
 
     def work(self, backbone: int, replicas: int = 1) -> list[Seconds]:
@@ -87,7 +87,7 @@ class PairPlace:
 
     @cached_property
     def _span_bytes(self) -> Callable[[int, int, int, int, int], tuple[Bytes, Bytes, Bytes]]:
-        """(backbone, first, stop, replicas, in flight) -> activations of a stage, its workspace, and all else."""
+        """A function (backbone, first, stop, replicas, in flight) -> bytes of (activations, workspace, all else)."""
 
         def span_bytes(
             backbone: int, first: int, stop: int, replicas: int, in_flight: int

@@ -1,4 +1,4 @@
-"""Candidates whose workers have several stages or two directions, and candidates with orders of their own.
+"""Makes candidates whose workers have several stages or two directions, and candidates with searched orders.
 
     v       0 7   1 6   2 5   3 4       stages of four workers: zero-bubble V, V-Half, V-Min, Hanayo, DualPipeV
     loop    0 4   1 5   2 6   3 7       interleaved, breadth-first, ZeroPP
@@ -56,11 +56,11 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
 
 
 def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> Iterator[Candidate]:
-    """The candidates with the best orders that searches find for their own times and memory, one a placement.
+    """The candidate with the best order that a search finds for its times and memory, for each placement.
 
     All candidates of `known` have the same arrangement and micro-batches, the best ones first. The cuts come from the
-    first one with this placement. `seconds` caps the effort of each search, see `ordering.Instance`. All orders that
-    are searched split backwards.
+    first one with the same placement. `seconds` limits the effort of each search, see `ordering.Instance`. All orders
+    that are searched split backwards; nothing is returned if the setting does not allow that.
     """
     if not judge.setting.may_split:
         return
@@ -83,8 +83,8 @@ def ordered_as(
 ) -> Candidate | None:
     """The candidate with the best order that a search finds for one placement of its stages.
 
-    Its stages begin at the layers `starts`, by default they are cut by time. None where it is too large or does not fit
-    in memory.
+    Its stages begin at the layers `starts`; None: they are cut by time. The result is None if the order would be too
+    large or does not fit in memory.
     """
     workers = PLACES[placing](arrangement.units)
     if len(workers) > judge.tables.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:  # F, I and W of each
@@ -143,7 +143,10 @@ def _stands(candidate: Candidate, workers: tuple[int, ...]) -> bool:
 def _instance(
     judge: Judge, candidate: Candidate, placing: Placing, workers: tuple[int, ...], seconds: Seconds
 ) -> Instance:
-    """The candidate's stages as the order search asks for them; messages all take what they take on average."""
+    """The instance of the order search for a candidate's stages; all messages get their mean time.
+
+    `workers`: the worker of each stage.
+    """
     arrangement, ground = candidate.arrangement, judge.tables.ground(candidate.arrangement)
     samples = judge.tables.unit_samples(arrangement, candidate.microbatches)
     sums = judge.tables.table.sums(samples, candidate.microbatches)

@@ -1,4 +1,4 @@
-"""Where a batch can be cut: the ways to form pipelines from the ranks, and numbers of micro-batches."""
+"""Lists the ways to form pipelines from the ranks with numbers of micro-batches, and computes bounds of their times."""
 
 from collections.abc import Collection, Iterator
 from operator import add
@@ -17,8 +17,8 @@ def places_of(
 
     `units`: the numbers of ranks that a pipeline may have; None for any.
 
-    `ramp` is the part that counts of the waits at both ends of a pipeline of stages of one unit each: with more than 0
-    the time is not a bound, but an order in which good places come first.
+    `ramp` is the part of the waits at both ends of a pipeline that counts. With more than 0 the time is not a lower
+    bound, but sorts good places to the front. `is_filled`: frozen work runs in waits.
     """
     batch, given = judge.setting.workload.batch, judge.setting.given
     for arrangement in arrangements(judge.setting.cluster):
@@ -49,7 +49,10 @@ def _cuts(given: Given, *, batch: int, num_layers: int, units: int, data_paralle
 
 
 def _are_enough_layers(given: Given, units: int, layers: int, samples: int) -> bool:
-    """Whether stages of one layer and more can take all units: each stage one or, as replicas, a divisor of samples."""
+    """Whether the layers suffice for stages that take all units together.
+
+    Each stage has at least one layer and takes one unit or, as replicas, a divisor of `samples`.
+    """
     if units <= layers:
         return True
     if units > MAX_UNEQUAL_UNITS or given.stages is not None or not given.allows_chains:
@@ -63,7 +66,7 @@ def _are_enough_layers(given: Given, units: int, layers: int, samples: int) -> b
 def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
     """A lower bound in seconds of every plan's iteration at a place.
 
-    All devices are at work all the time, and micro-batches pass all layers where no replicas share them.
+    In it all devices work all the time; if stages cannot have replicas, micro-batches also pass all layers.
     """
     tables, setting = judge.tables, judge.setting
     samples = tables.unit_samples(arrangement, microbatches)
@@ -77,7 +80,7 @@ def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Sec
 
 
 def least_passage(judge: Judge, arrangement: Arrangement, microbatches: int, *, in_turn: int) -> Seconds:
-    """A lower bound in seconds of a pipeline's iteration without replicas, whatever its cuts and its order are.
+    """A lower bound in seconds of a pipeline's iteration without replicas, for any cuts and any order.
 
         worker 0   F0 F1          I0 I1 W0 W1       [1] a micro-batch passes all layers and comes back
         worker 1      F0 F1 I0 W0 I1 W1             [2] the dearest layer of this way has all others to do besides
@@ -105,7 +108,10 @@ def least_passage(judge: Judge, arrangement: Arrangement, microbatches: int, *, 
 
 
 def _with_waits(judge: Judge, arrangement: Arrangement, microbatches: int, ramp: float, is_filled: bool) -> Seconds:
-    """The time of stages of one unit each with a part of their waits; frozen work fills these or runs before."""
+    """The expected seconds of an iteration with stages of one unit each and the part `ramp` of their waits.
+
+    Frozen work fills the waits or runs before. 0 if `ramp` is 0.
+    """
     if not ramp:
         return 0.0
     work, waits = judge.tables.least_times(arrangement, microbatches)

@@ -1,4 +1,4 @@
-"""The candidates that a search has judged so far."""
+"""The pool of candidates that a search has judged so far."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,11 +12,11 @@ from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes, Seconds
 
 Cut = tuple[Arrangement, int, tuple[int, ...], tuple[int, ...]]
-"""How candidates cut the batch and the layers, which several schedules have in common."""
+"""(arrangement, micro-batches, first layers, replicas): how a candidate cuts the batch and the layers."""
 
 
 def cut_of(candidate: Candidate) -> Cut:
-    """The arrangement, the micro-batches, the first layers and the replicas of a candidate."""
+    """(arrangement, micro-batches, first layers, replicas) of a candidate: how it cuts the batch and the layers."""
     return candidate.arrangement, candidate.microbatches, candidate.starts, candidate.replicas
 
 
@@ -31,7 +31,7 @@ class Judged:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits in memory, as far as an estimate can say."""
+        """Whether the candidate fits in memory by its estimate."""
         return self.estimate.overflow <= 0
 
 
@@ -44,9 +44,9 @@ class Pool:
     """Whether frozen work runs in the bubbles."""
     judged: dict[Candidate, Judged] = field(default_factory=dict)
     less: Mapping[Cut, Bytes] = field(default_factory=dict)
-    """Bytes by which devices count less memory for candidates of a cut: one of them held more than was estimated."""
+    """Cut -> bytes that are added to its candidates' memory, because one of them held more than was estimated."""
     slower: Mapping[Cut, float] = field(default_factory=dict)
-    """Factors of the scores of candidates of a cut, by which one of them was slower than estimated."""
+    """Cut -> factor of its candidates' scores, because one of them was slower than estimated by it."""
     score: Seconds = float("inf")
     """The score of the best candidate that fits, in seconds."""
     chain_score: Seconds = float("inf")
@@ -54,12 +54,13 @@ class Pool:
     is_tight: bool = False
     """Whether candidates that need less memory are looked for, because no others fit."""
     refused: str = ""
-    """Why a candidate was left out that puts layers with a parameter in common on several workers."""
+    """The reason why a candidate was left out that puts layers with a common parameter on several workers; "" for none.
+    """
 
     def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
         """The candidate with its estimate and score; it is not added to the pool.
 
-        A score at or above `limit` may be too low, as the estimate ends early then. Where not all units have memory for
+        A score at or above `limit` may be too low, as the estimate ends early then. If not all units have memory for
         heavy encoders, some units may hold them for all (`with_hosts`).
         """
         candidate, estimates = self.with_hosts(candidate), self.judge.estimates
@@ -73,13 +74,13 @@ class Pool:
         return Judged(candidate=candidate, estimate=estimate, score=score)
 
     def sets_of_hosts(self, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
-        """Sets of units that may encode for all; () without fills, or where encoders are light."""
+        """The sets of units that may encode for all units; () without fills, or if the encoders are light."""
         memories = self.judge.tables.ground(arrangement).memories
         is_heavy = self.judge.footprint.frozen_bytes >= HEAVY * max(memories)
         return host_sets(memories) if self.is_filled and is_heavy else ()
 
     def with_hosts(self, candidate: Candidate) -> Candidate:
-        """The candidate with heavy encoders on the units alone that have room; itself if it fits, or never does.
+        """The candidate with heavy encoders only on the units that have room; itself if it fits, or never does.
 
         The filler finds such units by itself, so an estimate without them would refuse plans that fit.
         """
@@ -94,14 +95,17 @@ class Pool:
         return lighter if footprint.fits(lighter) else candidate
 
     def score_of(self, estimate: Estimate) -> Seconds:
-        """The seconds by which candidates are ranked: the iteration with the frozen work.
+        """The seconds by which candidates are ranked: the estimated iteration with the frozen work.
 
-        To ten digits: times that differ by rounding alone are equal.
+        It is rounded to ten digits, so that times that differ by rounding alone are equal.
         """
         return float(f"{estimate.iteration:.10g}")
 
     def add(self, one: Judged) -> None:
-        """Add a judged candidate, unless layers with a common parameter are on several workers; then note why not."""
+        """Add a judged candidate to the pool, unless layers with a common parameter are on several workers.
+
+        Then the reason is noted in `refused`.
+        """
         if refused := self._split_ties(one.candidate):
             self.refused = refused
             return
@@ -121,7 +125,7 @@ class Pool:
         return "\n".join(tied_problems(setting.graph, candidate.layout(setting).generated().placement, blocks))
 
     def ranked(self) -> list[Judged]:
-        """The candidates that fit, best first; ties by the order in which they were found."""
+        """The candidates that fit, best first; equal ones in the order in which they were found."""
         return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
 
     def diverse(self) -> list[Judged]:
@@ -132,14 +136,14 @@ class Pool:
         return list(seen.values())
 
     def siblings(self, candidate: Candidate) -> list[Judged]:
-        """The others of this one's kind that fit, which are cut or put in buckets differently, best first."""
+        """The candidates that fit and differ from this one in cuts or buckets alone, best first."""
         own, kind = self.judged[candidate], _kind(self.judged[candidate])
         return [one for one in self.ranked() if _kind(one) == kind and one is not own]
 
     def twin(self, candidate: Candidate) -> Judged:
-        """A candidate of the same kind and score as this one, with the least frozen work after the pipeline.
+        """The candidate with the longest pipeline among this one and its siblings with the same score.
 
-        Estimates of filling cannot tell which of both is better.
+        It has the least frozen work after the pipeline. Estimates of filling cannot tell which is better.
         """
         one = self.judged[candidate]
         alike = [one, *(other for other in self.siblings(candidate) if other.score == one.score)]

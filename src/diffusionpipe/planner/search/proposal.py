@@ -1,4 +1,4 @@
-"""A candidate made into a plan, simulated in full: every rank of a pipeline, every message in its queue."""
+"""Simulates the training schedule of a layout in full: every rank of a pipeline, every message in its queue."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ class Proposal:
     overflow: Bytes
     """Bytes that the fullest device lacks; negative: bytes that are left."""
     exposed: Seconds
-    """The part of the iteration in which frozen work runs while nothing else does anywhere."""
+    """Seconds of the iteration in which frozen work runs and no worker does anything else."""
     update: Seconds
-    """Clipping, optimizer and average on the worker with most to update; 0 if the profile does not know it."""
+    """Seconds of clipping, optimizer and average on the worker with most to update; 0 if not in the profile."""
 
     @property
     def iteration(self) -> Seconds:
@@ -69,8 +69,7 @@ def propose(setting: Setting, layout: Layout, filler: Filler | None = None) -> P
 def proposals(setting: Setting, filler: Filler | None) -> Callable[[Candidate], Proposal]:
     """A function from a candidate to the simulation of its plan.
 
-    Candidates whose layouts are equal share a plan, which is simulated once; ones that differ only in their hosts are
-    such.
+    Candidates whose layouts are equal, because they differ only in their hosts, share a plan, which is simulated once.
     """
     made = cache(partial(propose, setting, filler=filler))
     return lambda candidate: made(candidate.layout(setting))
@@ -80,7 +79,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
     """The simulated times and the memory of a training schedule.
 
     Raises:
-        ScheduleError: it gets stuck.
+        ScheduleError: the schedule gets stuck.
         ConfigError: the cluster has fewer devices than the mesh.
     """
     costs = costs_of(train, blocks, mesh, setting)

@@ -1,4 +1,4 @@
-"""The questions to the dynamic program for a setting, and the partitions that it answers with."""
+"""Makes the questions to the dynamic program for a setting, and gives the partitions that it answers with."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -32,7 +32,8 @@ class Questions:
     tables: Tables
     footprint: Footprint
     short: set[tuple[Arrangement, int]] = field(default_factory=set, repr=False, compare=False)
-    """Places at which a stage that was fast enough did not fit in memory. Grows with what is asked."""
+    """The places, (arrangement, micro-batches), at which a stage that was fast enough did not fit in memory; it grows
+    with each question."""
 
     def question(
         self,
@@ -45,9 +46,11 @@ class Questions:
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
     ) -> Question:
-        """The question for a place: stages that take longer than `cap` seconds or do not fit in memory are left out.
+        """The question of how to cut the layers over an arrangement's units into stages.
 
-        A stage keeps `in_flight` micro-batches, None for as many as 1F1B keeps.
+        Stages that take longer than `cap` seconds or do not fit in memory are left out. A stage keeps `in_flight`
+        micro-batches, None for as many as 1F1B keeps. `replicas`: the numbers of devices that a stage may take.
+        `hosts`: the units that encode; None for all.
         """
         ground, table, units = self.tables.ground(arrangement), self.tables.table, arrangement.units
         samples = self.tables.unit_samples(arrangement, microbatches)
@@ -97,7 +100,7 @@ class Questions:
         )
 
     def _link(self, ground: RankLayout, samples: float) -> Callable[[int, int, int, int], PricedLink]:
-        """A function: the transfer across a cut between the senders before a unit and the receivers from it on."""
+        """A function (cut, first unit after it, senders before it, receivers after it) -> times of the transfer."""
         table = self.tables.table
 
         @cache
@@ -124,7 +127,10 @@ class Questions:
         least: Callable[[Numbers, int, Before], Seconds],
         limit: Seconds,
     ) -> Question:
-        """The question without suffixes of which all partitions reach the limit, as `least` of an objective says."""
+        """The question that leaves out suffixes that lead only to partitions at or above `limit`.
+
+        `least`: an objective's (numbers of a suffix, its stages, bounds of the layers before it) -> lower bound.
+        """
         before = cache(self._before(*place, question.replicas))
 
         def is_hopeless(numbers: Numbers, num_stages: int, layers: int, devices: int) -> bool:
@@ -135,7 +141,7 @@ class Questions:
     def _before(
         self, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...]
     ) -> Callable[[int, int], Before]:
-        """(layers, devices) -> what the first layers take at least on the first devices."""
+        """A function (layers, devices) -> lower bounds of the times of the first layers on the first devices."""
         samples, fastest = (
             self.tables.unit_samples(arrangement, microbatches),
             max(self.tables.ground(arrangement).speeds),
@@ -173,7 +179,7 @@ class Questions:
     ) -> tuple[Partition, ...]:
         """The partitions whose lower bound as 1F1B is below `limit` seconds, best first.
 
-        `is_lean`: with one micro-batch under way at a time.
+        `is_lean`: one micro-batch is under way at a time. `hosts`: the units that encode; None for all.
         """
         objective = LeastOneForwardOneBackward(1 if is_lean else microbatches)
         question = self.question(
@@ -203,7 +209,7 @@ class Questions:
         return best_partitions(limited, objective, width=1)
 
     def room(self, arrangement: Arrangement, microbatches: int, *, in_flight: int | None = None) -> Question:
-        """The question with the bytes that stages of one unit lack in place of their times; negative: bytes left."""
+        """The question whose stages have, in place of times, the bytes that their unit lacks; negative: bytes left."""
         ground, samples = self.tables.ground(arrangement), self.tables.unit_samples(arrangement, microbatches)
 
         def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage:
@@ -233,9 +239,9 @@ class Questions:
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
     ) -> tuple[Partition, ...]:
-        """The best partitions of a place by an objective, best first; () where none fits in memory.
+        """The best partitions of the layers over an arrangement's units, best first; () if none fits in memory.
 
-        The dearest stage allowed starts at `SLACK` times the even share and is doubled until something is found, but
+        The longest allowed stage starts at `SLACK` times the even share and is doubled until something is found, but
         never beyond `limit`.
         """
         sums = self.tables.table.sums(self.tables.unit_samples(arrangement, microbatches) / max(replicas), microbatches)
@@ -264,9 +270,9 @@ class Questions:
 
 
 def _alike(ground: RankLayout, replicas: tuple[int, ...], hosts: tuple[int, ...] | None) -> dict[tuple[int, int], int]:
-    """(first unit, number) of units in a row -> the first of equally many units that are like them.
+    """(first unit, number) of units in a row -> the first unit of the first equal row.
 
-    They have equal devices, sums of gradients take equally long over them, and as many of them encode.
+    Rows are equal if they have equal devices, their gradient sums take equally long, and both or neither encode.
     """
     found, kinds = dict[tuple[int, int], int](), dict[object, int]()
     for count in replicas:

@@ -1,4 +1,4 @@
-"""Candidates with other cuts, whose orders follow them where they depend on the graph of the stages."""
+"""Makes candidates with other cuts, with new orders if these depend on the graph of the stages."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -11,9 +11,9 @@ _branched = lru_cache(maxsize=1024)(branched)
 
 
 def recut(judge: Judge, candidate: Candidate, **sizes: object) -> Candidate:
-    """The candidate with other sizes, such as `starts` or `microbatches`, and orders for its graph of stages.
+    """The candidate with other sizes, given as its fields such as `starts` or `microbatches`.
 
-    A candidate of another schedule than graphpipe keeps its orders.
+    A candidate of the schedule graphpipe gets orders for its new graph of stages; others keep their orders.
     """
     candidate = replace(candidate, **sizes)  # type: ignore[arg-type]  # fields of a candidate
     if candidate.schedule != GRAPHPIPE:

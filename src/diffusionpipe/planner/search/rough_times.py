@@ -1,6 +1,6 @@
-"""The rough time of each way to run two backbones: without transfers and sums of gradients.
+"""Estimates the rough time of each way to run two backbones, without transfers and sums of gradients.
 
-The search tries the numbers of micro-batches first that look best so.
+The search first tries the numbers of micro-batches that look best by these times.
 """
 
 from diffusionpipe.planner.search.pair_questions import PairPlace
@@ -8,7 +8,10 @@ from diffusionpipe.units import Seconds
 
 
 def totals(place: PairPlace) -> list[tuple[int, Seconds]]:
-    """(micro-batches, seconds of forward and backward of one through all layers) of each backbone."""
+    """(number of micro-batches, seconds of one's forward and backward through all layers on the fastest device).
+
+    There is one pair for each backbone.
+    """
     fastest = max(place.ground.speeds)
     return [(place.microbatches[backbone], place.work(backbone)[-1] / fastest) for backbone in range(2)]
 

@@ -1,4 +1,4 @@
-"""The best plan among many: stages, replicas, data parallelism, micro-batches, schedule, crossings of nodes.
+"""Searches the best plan: stages, replicas, data parallelism, micro-batches, schedule, and crossings of nodes.
 
     [0] copies of the model with their parameters in parts, which are quickly found: slower candidates are left sooner
     [1] every (arrangement of ranks, number of micro-batches), in the order of a lower bound of its iteration time
@@ -107,9 +107,11 @@ class Search:
     judged: tuple[Judged, ...]
     """The other candidates that were estimated and come near, best first; each arrangement and schedule once."""
     num_estimated: int
+    """The number of candidates that were estimated."""
     is_filled: bool
+    """Whether frozen work runs in the bubbles."""
     is_tight: bool = False
-    """Whether no pipeline fitted until those that need less memory were looked for."""
+    """Whether no pipeline fitted until candidates that need less memory were looked for."""
     places: tuple[Place, ...] = ()
     """The ways to cut the batch into pipelines and micro-batches; () with two backbones."""
 
@@ -147,12 +149,13 @@ def search(
     max_again: int = MAX_AGAIN,
     is_tight: bool = False,
 ) -> Search:
-    """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
+    """The result of a search for the best plans of a setting; its `winner` is None if nothing fits in memory.
 
-    `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for, and none that is for little memory alone, unless `is_tight`. A `judge` of the
-    same setting holds the answers of an earlier search; one of a setting with less memory leaves room. At most
-    `max_again` more searches follow where the best do not fit after all.
+    `units` are the numbers of ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit`
+    only plans with a shorter step are looked for, and no plans that are made only for little memory, unless `is_tight`.
+    A `judge` of the same setting holds the answers of an earlier search; one of a setting with less memory leaves room.
+    After `num_finalists` full simulations only candidates are simulated that are estimated to be faster than the best.
+    At most `max_again` more searches follow if the best candidates do not fit after all.
 
     Raises:
         ConfigError: no way of using all ranks cuts the batch at whole samples, or keeps tied layers on one rank.
@@ -184,7 +187,7 @@ def search(
 
 
 def _promising(pool: Pool, units: Collection[int] | None) -> list[Place]:
-    """The ways to cut the batch into pipelines and micro-batches, the best-looking first."""
+    """The places, (expected least seconds, arrangement, micro-batches), most promising first."""
     places = places_of(pool.judge, units, is_filled=pool.is_filled, ramp=LEAST_RAMP)
     return sorted(places, key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]))
 
@@ -200,9 +203,9 @@ def _simulated(
     *,
     reached: Seconds = float("inf"),
 ) -> tuple[list[tuple[Candidate, Proposal]], list[Place]]:
-    """The best candidates of these places simulated in full, but for sharded copies; and the places with their bounds.
+    """(the best candidates of these places with their full simulations, the places with their lower bounds).
 
-    `reached`: the step of the fastest sharded copies, if any fit; a `limit` says as much.
+    Sharded copies are not among them. `reached`: the step of the fastest sharded copies, if any fit; infinite if not.
 
     Raises:
         ConfigError: as `_add_tight`.
@@ -234,14 +237,17 @@ def _simulated(
 
 
 def _within(pool: Pool, places: Sequence[Place]) -> list[tuple[Arrangement, int]]:
-    """The places that may still give something better than the best."""
+    """The places, (arrangement, micro-batches), whose bound is below the score of the pool's best candidate."""
     return [(arrangement, count) for bound, arrangement, count in places if bound < pool.score]
 
 
 def _found(
     pool: Pool, finalists: Sequence[tuple[Candidate, Proposal]], *, places: Sequence[Place] = (), num_sharded: int = 0
 ) -> Search:
-    """The result of a search: its finalists, and the rest of its pool; `num_sharded` are estimated beside these."""
+    """The result of a search: its finalists, and the other candidates of its pool that come near.
+
+    `num_sharded`: the number of candidates that were estimated besides.
+    """
     taken = {candidate for candidate, _ in finalists}
     return Search(
         judge=pool.judge,
@@ -255,7 +261,7 @@ def _found(
 
 
 def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds) -> Search:
-    """The best plans of two backbones; of each kind one is simulated in full, so that they can be compared.
+    """The result of a search for two backbones; the best of each kind is simulated in full, so that it can be compared.
 
     Raises:
         ConfigError: there are more than two, or no way of using all ranks cuts the batch at whole samples.
@@ -283,7 +289,10 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
 
 
 def _in_parts(judged: Sequence[Judged], proposed: Proposed) -> dict[Candidate, Proposal]:
-    """Sharded copies of two backbones simulated in full, best estimate first, up to the first that fits in memory."""
+    """Candidate -> its full simulation, for sharded copies of two backbones, up to the first that fits in memory.
+
+    The best estimate is simulated first.
+    """
     found: dict[Candidate, Proposal] = {}
     left = [one.candidate for one in sorted(judged, key=lambda one: one.score)]
     while left and len(found) < MAX_ATTEMPTS:
@@ -299,9 +308,10 @@ def _in_parts(judged: Sequence[Judged], proposed: Proposed) -> dict[Candidate, P
 def _finalists(
     pool: Pool, proposed: Proposed, num_finalists: int, limit: Seconds, reached: Seconds = float("inf")
 ) -> list[tuple[Candidate, Proposal]]:
-    """The best candidates simulated in full, in the order of their estimates.
+    """The best candidates of the pool with their full simulations, in the order of their estimates.
 
-    As soon as one of them fits, only those are left to try that may be faster than it and than `reached`.
+    As soon as one of them fits, only candidates are tried that may be faster than it and than `reached`, the step of
+    the fastest sharded copies.
     """
     ranked = pool.diverse()
     finalists: list[tuple[Candidate, Proposal]] = []
@@ -336,9 +346,9 @@ def _siblings(
     proposed: Proposed,
     fastest: Seconds,
 ) -> list[tuple[Candidate, Proposal]]:
-    """Other cuts of these candidates that would be faster than `fastest` if they took what is estimated, simulated.
+    """Other cuts of the `hopeful` candidates with their full simulations, if they are estimated to beat `fastest`.
 
-    Filling does better or worse by some percent for cuts that differ by a layer, which no estimate says.
+    Filling does better or worse by some percent for cuts that differ by a layer, which no estimate shows.
     """
     known, found = {candidate for candidate, _ in finalists}, list[tuple[Candidate, Proposal]]()
     for candidate in hopeful:
@@ -358,9 +368,10 @@ def _again(
     limit: Seconds,
     max_again: int,
 ) -> list[tuple[Candidate, Proposal]]:
-    """Other candidates that may be fastest, simulated, where some do not fit or are much slower than was estimated.
+    """Further candidates with their full simulations, if some finalists do not fit or are much slower than estimated.
 
-    While these were thought to fit and to be fast, they kept all slower ones out of the pool.
+    While these were thought to fit and to be fast, they kept slower candidates out of the pool. [] if the estimates of
+    the finalists were good.
     """
     found, known = dict(finalists), {candidate for candidate, _ in finalists}
     others = _corrected(pool, found, limit)
@@ -389,14 +400,14 @@ def _again(
 
 
 def _fastest(found: Mapping[Candidate, Proposal], limit: Seconds) -> Seconds:
-    """The shortest step of those that fit, at most the limit."""
+    """The shortest step of the simulated candidates that fit, in seconds; `limit` at most."""
     return min([limit, *(proposal.step for proposal in found.values() if proposal.overflow <= 0)])
 
 
 def _corrected(pool: Pool, found: Mapping[Candidate, Proposal], limit: Seconds) -> Pool | None:
-    """An empty pool with the cuts that hold more, or take longer, than this one estimated; None without any.
+    """An empty pool that corrects the estimates of cuts that held more, or took longer, than this pool estimated.
 
-    Only cuts count that would have the shortest step.
+    None if there are no such cuts. Only cuts count that were estimated to have the shortest step.
     """
     less, slower, fastest = dict(pool.less), dict(pool.slower), _fastest(found, limit)
     for one in (pool.judged[candidate] for candidate in found if candidate in pool.judged):
@@ -414,9 +425,9 @@ def _corrected(pool: Pool, found: Mapping[Candidate, Proposal], limit: Seconds) 
 
 
 def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds, Arrangement, int]]:
-    """Judge the best chains of each place, or better ones that hold less, and the same with other schedules.
+    """Add the best chains of each place to the pool, also with less memory and with other schedules.
 
-    Returns the places with their lower bounds, smallest first.
+    Returns the places, (lower bound in seconds, arrangement, micro-batches), smallest bound first.
     """
     places = sorted(places_of(pool.judge, units), key=lambda place: place[0])
     for bound, arrangement, microbatches in places if pool.judge.setting.given.allows_chains else ():
@@ -433,10 +444,12 @@ def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds
 
 
 def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
-    """Judge what needs less memory: encoders on some ranks alone, V-shaped schedules, one micro-batch at a time.
+    """Add candidates to the pool that need less memory.
+
+    They have encoders on some ranks alone, several stages on a worker, or one micro-batch under way at a time.
 
     Raises:
-        ConfigError: all that has been looked at, this too, puts layers with a parameter in common on several ranks.
+        ConfigError: all candidates so far, these too, put layers with a common parameter on several ranks.
     """
     judge, given = pool.judge, pool.judge.setting.given
     for arrangement, microbatches in places:

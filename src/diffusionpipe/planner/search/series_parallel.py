@@ -1,4 +1,4 @@
-r"""The order in which layers depend on each other, as a tree of series and parallel parts.
+r"""Makes a tree of series and parallel parts from the order in which layers depend on each other.
 
     a   b        layers with the edges a c, b d, c e, d e
     |   |
@@ -23,20 +23,20 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Parts of which each depends on all before it; no part is a series itself."""
+    """A tree whose parts depend on each other: each on all parts before it; no part is a series itself."""
 
     parts: "tuple[Tree, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Branches that do not depend on each other; none is parallel itself."""
+    """A tree whose branches do not depend on each other; no branch is parallel itself."""
 
     branches: "tuple[Tree, ...]"
 
 
 Tree: TypeAlias = int | Series | Parallel
-"""A layer by its number, or a part made of others."""
+"""A layer, by its number, or a part made of other trees."""
 
 
 def tree_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> Tree | None:
@@ -59,9 +59,9 @@ def tree_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> Tree | None:
 def tree_with_waits(num_layers: int, edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Tree:
     """The series-parallel tree of layers in any order; some may wait in it for others that they do not read.
 
-    Layers that neither fall apart into branches nor into a series are cut in two, and all of the second part wait for
-    all of the first: for the layers on which one that joins branches depends. It is the cut with the shortest longest
-    way.
+    `edges`: (a layer, one that reads its output). `seconds`: the time of each layer. Layers that neither fall apart
+    into branches nor into a series are cut in two, and all of the second part wait for all of the first: for the layers
+    on which one that joins branches depends. Of such cuts the one with the shortest longest way is taken.
 
     >>> tree_with_waits(4, [(0, 2), (1, 2), (1, 3)], [1, 1, 1, 1])  # an N: layer 3 waits for layer 0
     Series(parts=(Parallel(branches=(0, 1)), Parallel(branches=(2, 3))))
@@ -88,7 +88,10 @@ def crossing_of(before: Sequence[int]) -> tuple[int, int, int, int] | None:
 
 
 def before_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """For each layer the set of layers on which it depends, as bits of an integer; edges must form no circle."""
+    """The set of layers on which each layer depends, by layer, as bits of an integer; edges must not form a circle.
+
+    `edges`: (a layer, one that reads its output).
+    """
     readers: list[list[int]] = [[] for _ in range(num_layers)]
     waiting = [0] * num_layers
     for writer, reader in set(edges):
@@ -106,7 +109,7 @@ def before_of(num_layers: int, edges: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _related(before: Sequence[int]) -> list[int]:
-    """For each layer those that depend on it or on which it depends."""
+    """The set of layers that depend on a layer or on which it depends, by layer, as bits of an integer."""
     related = list(before)
     for layer, those in enumerate(before):
         for other in _members(those):
@@ -115,7 +118,7 @@ def _related(before: Sequence[int]) -> list[int]:
 
 
 def listed(tree: Tree) -> tuple[int, ...]:
-    """The numbers of the tree's layers branch by branch, an order in which they can run."""
+    """The numbers of the tree's layers, branch by branch; in this order they can run."""
     match tree:
         case Series(parts) | Parallel(parts):
             return tuple(layer for part in parts for layer in listed(part))
@@ -124,7 +127,7 @@ def listed(tree: Tree) -> tuple[int, ...]:
 
 
 def longest(edges: Iterable[tuple[int, int]], seconds: Sequence[Seconds]) -> Seconds:
-    """The seconds of the longest way along the edges, beside which all other layers can run.
+    """The seconds of the longest way along the edges, during which all other layers can run.
 
     >>> longest([(0, 2), (1, 3), (2, 4), (3, 4)], [1, 2, 1, 2, 1])
     5
@@ -144,7 +147,7 @@ def longest_of(tree: Tree, seconds: Sequence[Seconds]) -> Seconds:
 
 
 def renumbered(tree: Tree) -> Tree:
-    """The tree with its layers called 0, 1, ... in the order of `listed`."""
+    """The tree with its layers numbered 0, 1, ... in the order of `listed`."""
     number = {layer: at for at, layer in enumerate(listed(tree))}
 
     def renamed(part: Tree) -> Tree:
@@ -162,7 +165,10 @@ def renumbered(tree: Tree) -> Tree:
 def _tree(
     layers: int, before: Sequence[int], related: Sequence[int], seconds: Sequence[Seconds] | None = None
 ) -> Tree | None:
-    """The tree of a set of layers; without times None where layers cross."""
+    """The series-parallel tree of a set of layers, given as bits of an integer.
+
+    If it has none, the layers are cut with waits by their times; if `seconds` is None, the result is None.
+    """
     if layers & (layers - 1) == 0:  # a power of two: a single layer
         return layers.bit_length() - 1
     # Where dependence does not connect all layers, they are branches; where independence does not, they are a series.
@@ -186,14 +192,14 @@ def _tree(
 
 
 def _cut(layers: int, before: Sequence[int], seconds: Sequence[Seconds]) -> int:
-    """The part of crossing layers for which all others wait."""
+    """The part of a set of layers without a tree for which all its other layers wait, as bits of an integer."""
     firsts = dict.fromkeys(before[layer] & layers for layer in _members(layers))
     joined = [first for first in firsts if first.bit_count() > 1 and _lasts(first, before).bit_count() > 1]
     return min(joined, key=lambda first: _longest(first, before, seconds) + _longest(layers & ~first, before, seconds))
 
 
 def _lasts(layers: int, before: Sequence[int]) -> int:
-    """The layers of a set on which no other one of it depends."""
+    """The layers of a set on which no other layer of it depends, as bits of an integer."""
     inner = 0
     for layer in _members(layers):
         inner |= before[layer]
@@ -209,7 +215,10 @@ def _longest(layers: int, before: Sequence[int], seconds: Sequence[Seconds]) -> 
 
 
 def _parts(layers: int, neighbours: Callable[[int], int]) -> list[int]:
-    """The connected parts of a set of layers, in the order of their first layers."""
+    """The connected parts of a set of layers, in the order of their first layers; sets are bits of an integer.
+
+    `neighbours`: layer -> the set of layers that are connected with it.
+    """
     found = []
     while layers:
         part = new = layers & -layers

@@ -1,8 +1,8 @@
-"""Data parallelism with parameters, gradients and optimizer state in parts, as a candidate for a plan.
+"""Makes candidates of data parallelism with parameters, gradients and optimizer state in parts.
 
-A plan like any other: its gathers and reductions are in its orders, frozen work of the next batch fills its waits, and
-it is estimated like any other. This module chooses how often gradients are accumulated, whether its micro-batches pass
-through the model one after the other or block by block, and how large a block is.
+They become plans like any other: gathers and reductions are in the orders, frozen work of the next batch fills waits,
+and they are estimated in the same way. This module chooses how often gradients are accumulated, whether micro-batches
+pass through the model one after the other or block by block, and how large a block is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,9 @@ def with_sharded(
     *,
     limit: Seconds = float("inf"),
 ) -> Finalists:
-    """The finalists of a search and the sharded ones that are faster than them and the limit.
+    """The finalists of a search, and the sharded candidates that are faster than all of these and than `limit`.
 
-    Only sharded ones where `setting.given` demands them.
+    If `setting.given` demands sharded copies, only these are returned.
     """
     others = [] if setting.given.sharded is Sharded.ALL else list(finalists)
     fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=limit)
@@ -47,9 +47,10 @@ def with_sharded(
 
 
 def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Seconds = float("inf")) -> Finalists:
-    """The fastest sharded candidate that fits in memory, alone in a list; [] where none does or beats `fastest`.
+    """The fastest sharded candidate that fits in memory with its simulation, alone in a list; [] if there is none.
 
-    Each is estimated, and from the best estimate on made into plans, as long as another one could be faster.
+    Its step is below `fastest` seconds. All are estimated; then plans are made from the best estimate on, as long as
+    another one could be faster.
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None)
     if pool.judge.has_ties and not setting.given.is_sharded:
@@ -71,7 +72,7 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
 def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     """(candidate, simulation) of the sharded candidate with the least memory, whether it fits or not.
 
-    None where the batch cannot be cut, copies may not be sharded, or there are several backbones.
+    None if the batch cannot be cut, if copies may not be sharded, or if there are several backbones.
     """
     judge = Judge(setting=setting)
     if not setting.may_shard:
@@ -90,7 +91,7 @@ def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
 
 
 def _accumulations(judge: Judge, *, is_filled: bool) -> Iterator[tuple[Seconds, int]]:
-    """(time of the compute alone, micro-batches) wherever the batch can be cut."""
+    """(seconds of the compute alone, number of micro-batches) for each number into which copies can cut the batch."""
     setting, given = judge.setting, judge.setting.given
     ranks, batch = setting.cluster.num_ranks, setting.workload.batch
     if ranks == 1 or batch % ranks or not given.allows(units=1, data_parallel=ranks):
@@ -104,7 +105,10 @@ def _accumulations(judge: Judge, *, is_filled: bool) -> Iterator[tuple[Seconds, 
 
 
 def _schedules(setting: Setting, microbatches: int) -> tuple[str, ...]:
-    """Depth first and breadth first; with one micro-batch both are the same."""
+    """The schedules that sharded copies may run: depth first and breadth first, or the given one.
+
+    With one micro-batch both are the same, so only one is returned. () if the given schedule cannot shard.
+    """
     given = setting.given.schedule
     if given is not None:
         return (given,) if can_shard(given) else ()
@@ -114,10 +118,10 @@ def _schedules(setting: Setting, microbatches: int) -> tuple[str, ...]:
 def _best_blocks(
     pool: Pool, microbatches: int, schedule: str, filler: Filler | None, fastest: Seconds
 ) -> tuple[Candidate, Proposal] | None:
-    """The fastest that fits with blocks of any size: larger ones take fewer gathers, smaller ones less memory.
+    """The fastest sharded candidate that fits with blocks of any size, with its simulation; None if there is none.
 
-    Those whose estimate is not faster than `fastest` are left out. Where one does not fit, the one with the smallest
-    blocks is next: if that does not fit, none does.
+    Larger blocks take fewer gathers, smaller ones less memory. Candidates whose estimate is not below `fastest` are
+    left out. If one does not fit, the one with the smallest blocks is next: if that does not fit, none does.
     """
     setting = pool.judge.setting
     best: tuple[Candidate, Proposal] | None = None
@@ -145,7 +149,7 @@ def _by_estimate(pool: Pool, microbatches: int, schedule: str) -> list[Judged]:
 
 
 def _in_common(judge: Judge, candidate: Candidate) -> bool:
-    """Whether several blocks read a parameter, also a frozen one such as T5's relative positions."""
+    """Whether several blocks use one parameter, also a frozen one such as T5's relative positions."""
     graph, starts = judge.setting.graph, judge.tables.block_starts(candidate)
     spans = zip(starts, (*starts[1:], judge.tables.num_layers), strict=True)
     blocks = [graph.backbone_layers[first:stop] for first, stop in spans]
@@ -153,7 +157,7 @@ def _in_common(judge: Judge, candidate: Candidate) -> bool:
 
 
 def _rank(one: Judged) -> tuple[Seconds, int]:
-    """Among equal ones that with larger blocks, whose waits are fewer and longer."""
+    """(score, number of blocks), by which candidates are sorted: of equal scores larger blocks have fewer waits."""
     return one.score, one.candidate.buckets
 
 

@@ -1,4 +1,4 @@
-"""The sums that candidates of one setting share: over its layers, its arrangements, and its frozen work."""
+"""Sums that all candidates of one setting share: over its layers, its arrangements, and its frozen work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenWork:
-    """Some layers of the frozen block, with their times on a device of speed 1."""
+    """A range of layers of the frozen block, with their times on a device of speed 1."""
 
     names: tuple[str, ...]
     profile: Profile
@@ -65,13 +65,13 @@ class Tables:
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The tree of the trained layers where branches may gain and they are listed branch by branch; else None."""
+        """The tree of the trained layers, if branches may gain and layers are listed branch by branch; else None."""
         tree = tree_of_branches(self.setting)
         return tree if tree is not None and listed(tree) == tuple(range(self.num_layers)) else None
 
     @cached_property
     def borders(self) -> tuple[int, ...]:
-        """The position of each backbone's first layer in the trained part, then the number of all its layers."""
+        """The position of each backbone's first layer among the trained layers, then the number of trained layers."""
         graph = self.setting.graph
         return tuple(accumulate((len(graph.layers_of(backbone)) for backbone in graph.backbones), initial=0))
 
@@ -155,7 +155,7 @@ class Tables:
 
     @cached_property
     def kept_for_others(self) -> Callable[[tuple[tuple[int, int], ...]], Bytes]:
-        """A function from spans of layers to the bytes of a sample that a worker holds only as it encodes it."""
+        """A function from a worker's spans of layers to the bytes of a sample that it holds only because it encodes."""
         graph = self.setting.graph
         return lru_cache(maxsize=1 << 14)(
             lambda spans: kept_for_others(graph, {name for span in spans for name in self.frozen_outputs(*span)})
@@ -163,9 +163,9 @@ class Tables:
 
     @cached_property
     def seconds_a_sample(self) -> Callable[[int, bool], Seconds]:
-        """A function (samples of a fill, True: without the waits for weights from the host) -> seconds a sample.
+        """A function (samples of a fill, whether waits for weights are left out) -> seconds of frozen work a sample.
 
-        Of frozen work, on a device of speed 1.
+        The seconds are of a device of speed 1; the waits are for weights that come from the host.
         """
         setting, profile = self.setting, self.setting.profile
         options = FillOptions(overhead=setting.fill_start)
@@ -203,7 +203,7 @@ class Tables:
         return gradients, parameters
 
     def unit_samples(self, arrangement: Arrangement, microbatches: int) -> float:
-        """Samples of a micro-batch of one group in a stage of one unit."""
+        """The number of samples of a micro-batch of one group, in a stage of one unit."""
         return self.setting.workload.batch / (arrangement.data_parallel * microbatches)
 
     def least_times(self, arrangement: Arrangement, microbatches: int) -> tuple[Seconds, Seconds]:
@@ -222,7 +222,7 @@ class Tables:
 
     @cached_property
     def gradient_edges(self) -> tuple[tuple[int, ...], ...]:
-        """By trained layer the layers before it that it sends a gradient to."""
+        """The earlier trained layers to which each trained layer sends a gradient, by layer."""
         graph = self.setting.graph
         writer = {name: number for number, layer in enumerate(self.table.layers) for name in layer.writes}
         return tuple(
@@ -232,9 +232,9 @@ class Tables:
 
     @cached_property
     def least_work(self) -> Callable[[float], Seconds]:
-        """A function from a number of samples to the least seconds of one sample, in pieces of as many or fewer.
+        """A function from the samples of a micro-batch to the least seconds of one sample through all trained layers.
 
-        Replicas of a stage share a micro-batch, so a layer may run on any part of it.
+        Replicas of a stage share a micro-batch, so a layer may run on any part of it, and its cheapest part counts.
         """
 
         def seconds(samples: float) -> Seconds:
@@ -256,7 +256,7 @@ class Tables:
         )
 
     def block_starts(self, candidate: Candidate) -> tuple[int, ...]:
-        """The first layer of each block of a candidate: stages in buckets, cut as `build_plan` cuts them."""
+        """The first layer of each block of a candidate, after its stages were cut into buckets as in `build_plan`."""
         if candidate.buckets == 1:
             return candidate.starts
         trained = self.table.trained

@@ -1,1 +1,1 @@
-"""Micro-batches of unequal tokens: the cut of a step's samples, its orders, and the time of steps as they are drawn."""
+"""Steps whose micro-batches have unequal numbers of tokens: how samples are cut, the orders, and the times of steps."""

@@ -22,9 +22,9 @@ from diffusionpipe.ir.cells import Cell
 from diffusionpipe.units import Seconds
 
 Price = Callable[[int, int], Seconds]
-"""(number of a size, samples) -> forward and backward of such a micro-batch on the slowest stage."""
+"""(number of a size, samples) -> seconds of the forward and backward of such a micro-batch on the slowest stage."""
 Room = Callable[[int], int]
-"""Number of a size -> the most samples of a micro-batch that fit in memory."""
+"""Number of a size -> the most samples of this size that fit in memory as one micro-batch."""
 
 
 def best_cut(sizes: Sequence[int], price: Price, room: Room, num_stages: int) -> tuple[Cell, ...]:
@@ -66,7 +66,11 @@ def _value(found: tuple[Seconds, tuple[Cell, ...]]) -> Seconds:
 
 
 def _least_sum(sizes: Sequence[int], times: dict[Cell, Seconds], bound: Seconds) -> tuple[Seconds, tuple[Cell, ...]]:
-    """The least sum of times with no micro-batch above the bound, and its cells; (inf, ()) where there is none."""
+    """(least sum of the times of micro-batches none of which is above `bound`, these micro-batches in order).
+
+    (inf, ()) if every cut has a micro-batch above the bound. `sizes`: the size number of each sample. `times`: the time
+    of each micro-batch that fits in memory.
+    """
     sums: list[Seconds] = [0.0]
     cells: list[Cell] = []
     for stop in range(1, len(sizes) + 1):

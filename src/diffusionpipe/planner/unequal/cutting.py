@@ -1,4 +1,4 @@
-"""The cuts of a run's steps, by a plan whose micro-batches have equally many samples of the largest size.
+"""Cuts each step of a run into micro-batches of unequal tokens, by a plan for equal ones of the largest size.
 
 A micro-batch may hold as many bytes of the tensors between layers as the plan's. Times are counted operations, because
 all ranks cut alike: a micro-batch with fewer operations than the plan's counts as long as that, so that small samples
@@ -20,7 +20,7 @@ from diffusionpipe.schedules.families.one_f_one_b import one_f_one_b
 from diffusionpipe.units import Bytes
 
 _BACKWARD = 2
-"""How many times as many operations a backward has as its forward."""
+"""The operations of a backward divided by the operations of its forward."""
 
 
 def cutting_of(models: Sequence[ModelGraph], plan: Plan) -> Cutting:
@@ -55,7 +55,10 @@ def numbered_by_size(step: UnequalStep) -> Schedule:
 
 
 def counted_prices(models: Sequence[ModelGraph], plan: Plan) -> Prices:
-    """The prices of micro-batches of each size, by counted operations; memory is bytes of tensors between layers."""
+    """The prices of micro-batches of each size: times are counted operations.
+
+    Memory is the bytes of the tensors between layers. `models`: the model for each size, largest first.
+    """
     most = max(plan.train.placement.pipelines[0].microbatches)
     again = frozenset(plan.checkpointed)
     held = [[_written(model, block) for block in plan.blocks[:-1]] for model in models]
@@ -83,17 +86,17 @@ def counted_prices(models: Sequence[ModelGraph], plan: Plan) -> Prices:
 
 
 def _operations(model: ModelGraph, block: Sequence[str]) -> int:
-    """Operations of a sample's forward through a block; 0 where nothing was counted."""
+    """The number of operations of one sample's forward through a block; 0 if the model has no counts."""
     return sum(model.layer(name).flops for name in block)
 
 
 def _written(model: ModelGraph, block: Sequence[str]) -> Bytes:
-    """Bytes of a sample of all tensors that a block's layers write."""
+    """The bytes of one sample of all tensors that a block's layers write."""
     return sum(model.tensor(name).num_bytes for layer in block for name in model.layer(layer).writes)
 
 
 def _problem(plan: Plan) -> str | None:
-    """The property for which a plan's steps cannot have other micro-batches, in words."""
+    """Words for the property of a plan that does not allow other micro-batches in each step; None if there is none."""
     train = plan.train
     trained = [one for one in train.placement.pipelines if Op.ENCODE not in one.ops]
     stages = {train.placement.stages[stage].worker for one in trained for stage in one.stages}
@@ -116,7 +119,7 @@ def _computing(train: Schedule) -> tuple[tuple[Action, ...], ...]:
 
 
 def _layout(model: ModelGraph, plan: Plan) -> Layout:
-    """The layout of a plan with one stage on each worker."""
+    """The layout from which a plan with one stage on each worker can be made."""
     frozen, fills = plan.blocks[-1], plan.encoding.fills
     chunks = {
         model.layer(frozen[layer]).component: max(

@@ -1,4 +1,4 @@
-"""Steps of micro-batches of unequal tokens: their orders, simulated with the price of each micro-batch's own size.
+"""Orders and simulates steps of micro-batches of unequal tokens, each with the price of its own size.
 
 A schedule has one price for all micro-batches of a stage. So micro-batches that are alike, of one size and number of
 samples, get stages and a pipeline of their own over the same workers and blocks:
@@ -23,7 +23,7 @@ from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Bytes, Seconds
 
 Orders = Sequence[Sequence[Action]]
-"""Worker by worker the actions on stages of one chain, stage s on worker s; micro-batches are counted as cells."""
+"""The actions of each worker on a chain of stages, stage s on worker s; micro-batch m is the step's cell number m."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +31,17 @@ class Prices:
     """The costs of micro-batches of every size on a chain of stages, and the workers' memory limits."""
 
     stages: Callable[[Cell], tuple[StageCosts, ...]]
-    """The costs of each stage."""
+    """A micro-batch (size, samples) -> the costs of each stage."""
     num_stages: int
     limits: tuple[Bytes, ...]
     """The activations that each worker may hold at once, in the bytes of `stages`."""
     crossing: Callable[[int], tuple[Bytes, ...]] = lambda size: ()
     """Number of a size -> the bytes of a sample between each stage and the next; () for none."""
     link: Link = field(default_factory=Link)
+    """The link between all workers."""
 
     def price(self, size: int, samples: int) -> Seconds:
-        """The time of forward and backward of a micro-batch on its slowest stage."""
+        """The time of a micro-batch's forward and backward on its slowest stage, in the unit of `stages`."""
         return max(own.forward + own.backward for own in self.stages(Cell(size, samples)))
 
     def room(self, size: int) -> int:
@@ -62,6 +63,7 @@ class UnequalStep:
     """One training step: its micro-batches, the actions of each worker in order, and the simulated timeline."""
 
     cells: tuple[Cell, ...]
+    """The micro-batches, as (number of the size, samples)."""
     orders: tuple[tuple[Action, ...], ...]
     timeline: Timeline
 
@@ -77,7 +79,7 @@ class UnequalStep:
 
 
 def best_step(counts: Sequence[int], prices: Prices) -> UnequalStep:
-    """The fastest step with this number of samples of each size, cut into micro-batches and ordered.
+    """The fastest step with `counts[i]` samples of size i, cut into micro-batches and ordered.
 
     Raises:
         ValueError: there is no sample, or one does not fit in memory alone.
@@ -89,7 +91,7 @@ def best_step(counts: Sequence[int], prices: Prices) -> UnequalStep:
 
 
 def ordered(cells: Sequence[Cell], prices: Prices) -> UnequalStep:
-    """The fastest step of several orders of these micro-batches, of the ones that keep to the memory limits."""
+    """The step with these micro-batches in the fastest of several orders that keep to the memory limits."""
     steps = (simulated(own, orders, prices) for own, orders in _candidates(cells, prices))
     # Never empty: with the cut's `room` 1F1B keeps to the limits.
     able = [step for step in steps if all(map(le, step.peaks, prices.limits))]
@@ -97,10 +99,11 @@ def ordered(cells: Sequence[Cell], prices: Prices) -> UnequalStep:
 
 
 def _candidates(cells: Sequence[Cell], prices: Prices) -> Iterator[tuple[tuple[Cell, ...], Orders]]:
-    """Micro-batches long ones first, last and in the middle, each by the adaptive schedule and by 1F1B.
+    """(micro-batches in a sequence, orders of the workers) of each step that is worth simulating.
 
-    And the sizes one after the other, each with its own order: no worker then holds two sizes at once, and no step is
-    slower than as many steps of one size.
+    Long micro-batches come first, last or in the middle, each by the adaptive schedule and by 1F1B. Another step takes
+    the sizes one after the other, each in 1F1B of its own: no worker then holds two sizes at once, and the step is not
+    slower than one step for each size.
     """
     long_first = tuple(sorted(cells, key=lambda cell: (-prices.price(*cell), cell)))
     # In the third order short ones are at both ends, long ones in the middle.
@@ -125,19 +128,19 @@ def _one_after_the_other(cells: Sequence[Cell], num_stages: int) -> Orders:
 
 
 def numbered(action: Action, stage: int, number_of: Mapping[int, int] | Sequence[int]) -> Action:
-    """The compute action on stage `stage`, with `number_of[m]` in place of its micro-batch m."""
+    """The same compute action on stage `stage`, with micro-batch `number_of[m]` in place of m."""
     assert action.microbatch is not None
     return compute_action(stage, action.op, number_of[action.microbatch])
 
 
 def simulated(cells: Sequence[Cell], orders: Orders, prices: Prices) -> UnequalStep:
-    """The step with these micro-batches in this order, simulated."""
+    """The step with these micro-batches and orders, with its simulated timeline."""
     schedule, costs = mixed(cells, orders, prices)
     return UnequalStep(cells=tuple(cells), orders=tuple(map(tuple, orders)), timeline=simulate(schedule, costs))
 
 
 def mixed(cells: Sequence[Cell], orders: Orders, prices: Prices) -> tuple[Schedule, Costs]:
-    """(schedule in which equal micro-batches have a pipeline of their own, costs of that schedule)."""
+    """(schedule of a step in which equal micro-batches share a pipeline, costs of that schedule)."""
     alike = list(dict.fromkeys(cells))
     # The number of a micro-batch counts the ones before it that are alike.
     number_of = {place: cells[:place].count(cell) for place, cell in enumerate(cells)}
@@ -170,5 +173,5 @@ def mixed(cells: Sequence[Cell], orders: Orders, prices: Prices) -> tuple[Schedu
 
 
 def _crossing(pipe: int, stage: int) -> str:
-    """The name of the tensors that leave a stage of a pipeline."""
+    """The name, "PIPE.STAGE", of the tensors that a stage of a pipeline sends to the next stage."""
     return f"{pipe}.{stage}"

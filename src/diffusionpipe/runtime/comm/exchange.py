@@ -32,7 +32,7 @@ MOST_BROADCAST: Bytes = 2**32
 """The longest message of the first rank to all."""
 _NUM_SHOWN = 3
 _LONGEST_PROBLEM = 500
-"""The most characters of a problem that travel."""
+"""The most characters of a problem's text that a message holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class JsonForm(Generic[T]):
     write: Callable[[T], object]
     """A function that makes the JSON value of a value."""
     read: Callable[[object], T]
-    """The value back; raises a ValueError, TypeError or KeyError for anything that `write` does not return."""
+    """A function that makes the value of its JSON value; raises a ValueError, TypeError or KeyError for any other."""
 
 
 def form_of(kind: type[T]) -> JsonForm[T]:
@@ -82,7 +82,11 @@ def rows_of(kind: type[T]) -> JsonForm[tuple[T, ...]]:
 
 
 def _column(name: str, hint: object, data: object) -> list[object]:
-    """The column's values, all of the type of its field."""
+    """The values of the field `name` of all instances, from the JSON list `data`; inner lists become tuples.
+
+    Raises:
+        ValueError: `data` is not a list of values of the field's type `hint`.
+    """
     is_list = typing.get_origin(hint) is tuple
     kinds = {list} if is_list else set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
     if not isinstance(data, list) or not kinds.issuperset(map(type, data)):
@@ -104,10 +108,10 @@ def optional(form: JsonForm[T]) -> JsonForm[T | None]:
 
 
 def _plain(value: object) -> object:
-    """The value, which has to be one of JSON's own.
+    """The value itself, after a check that it and all values in it are texts, numbers, bools, None, lists or dicts.
 
     Raises:
-        TypeError: it, or one in it, is not.
+        TypeError: one of them is not.
     """
     match value:
         case None | bool() | int() | float() | str():
@@ -134,7 +138,7 @@ PLAIN: JsonForm[Json] = JsonForm(_plain, lambda data: data)  # type: ignore[arg-
 def gather(value: T, form: JsonForm[T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Send this rank's value to all; returns all values of the group, in the order of ranks, on every rank.
 
-    All ranks of the group call it; None is the whole job. Without torch.distributed it returns [value].
+    All ranks of the group call it; `group` None is the whole job. Without torch.distributed it returns [value].
 
     Raises:
         ConfigError: on every rank alike, if a rank has sent more than `MOST_GATHERED` bytes, or something that `form`
@@ -215,16 +219,17 @@ class _Message(NamedTuple):
     """A value as bytes, or the problem for which it cannot travel."""
 
     text: bytes
+    """The value's JSON text, empty for None, or the problem in words."""
     is_problem: bool = False
 
     @property
     def length(self) -> int:
-        """The number of bytes, negative for a problem."""
+        """The number of bytes of `text`, negative for a problem."""
         return -len(self.text) if self.is_problem else len(self.text)
 
 
 def _message(value: T, form: JsonForm[T]) -> _Message:
-    """The value's message. A problem travels too: the other ranks wait for this one's message."""
+    """The message with a value or, if `form` cannot write it, with the problem, because other ranks wait for one."""
     try:
         data = form.write(value)
         return _Message(b"" if data is None else json.dumps(data, separators=(",", ":")).encode("ascii"))
@@ -244,7 +249,10 @@ def _gather_bytes(own: _Message, group: dist.ProcessGroup | None) -> list[bytes]
 
 
 def _gather_padded(mine: Tensor, counts: Sequence[int], group: dist.ProcessGroup | None) -> list[Tensor]:
-    """The messages of all ranks, each of its own length. Raises a TypeError where one is a problem."""
+    """The bytes of the messages of all ranks, by rank, without padding. Raises a TypeError where one is a problem.
+
+    `mine`: this rank's bytes with zeros at the end. `counts`: the lengths of all messages, negative for problems.
+    """
     messages = [torch.empty_like(mine) for _ in counts]
     if len(mine):
         dist.all_gather(messages, mine, group=group)
@@ -253,7 +261,7 @@ def _gather_padded(mine: Tensor, counts: Sequence[int], group: dist.ProcessGroup
 
 
 def _padded(own: _Message, group: dist.ProcessGroup | None) -> tuple[list[int], Tensor]:
-    """The lengths of all ranks' messages, and this one's with zeros to the longest."""
+    """(lengths of all ranks' messages, bytes of this rank's message with zeros up to the greatest length)."""
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(_size(group))]
     dist.all_gather(lengths, torch.tensor([own.length], dtype=torch.int64), group=group)
     counts = [int(length) for length in lengths]
@@ -264,7 +272,10 @@ def _padded(own: _Message, group: dist.ProcessGroup | None) -> tuple[list[int], 
 
 
 def _check_problems(messages: Sequence[tuple[int, Tensor]]) -> None:
-    """Refuse the first message of (length, bytes), by rank, that is a problem; bytes beyond its length do not count."""
+    """Raise a TypeError for the first rank whose message is a problem.
+
+    `messages`: (length, bytes) of each rank, the length negative for a problem; bytes beyond it do not count.
+    """
     for rank, (length, message) in enumerate(messages):
         if length < 0:
             raise TypeError(f"rank {rank}: {message[:-length].numpy().tobytes().decode(errors='replace')}")

@@ -24,7 +24,7 @@ def place_of(plan: Plan, rank: int) -> MeshPlace:
 
 
 def holders_of(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Trained block id -> all ranks that hold it, in order."""
+    """Trained block id -> all ranks that hold its weights, ascending."""
     return holders(plan.train.placement, plan.mesh)
 
 

@@ -18,12 +18,14 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Done:
+    """A send that is over at once, because its channel has a copy of the tensor."""
+
     def wait(self) -> None:
         return None
 
 
 class _Channel:
-    """Messages of one (source, destination): the n-th receive posted gets the n-th message sent."""
+    """The queue of messages from one rank to another: the n-th receive posted gets the n-th message sent."""
 
     def __init__(self) -> None:
         self.arrived = threading.Condition()
@@ -34,8 +36,11 @@ class _Channel:
 
 @dataclass(slots=True)
 class _Receive:
+    """A receive that has begun; `wait` copies the message into the buffer as soon as it has been sent."""
+
     channel: _Channel
     turn: int
+    """The number of the receive among all receives of the channel, from 0."""
     buffer: Tensor
     hub: "Hub"
 
@@ -52,14 +57,18 @@ class _Receive:
 
 @dataclass(slots=True)
 class _Sum:
-    """One collective: the last rank to arrive adds up in rank order, so that all get the same bits."""
+    """A collective under way: the last rank to arrive adds up in rank order, so that all get the same bits."""
 
     tensors: dict[int, Tensor] = field(default_factory=dict)
+    """The tensors of the ranks that have arrived, by rank."""
     done: threading.Event = field(default_factory=threading.Event)
+    """It is set when the result is in the tensors."""
 
 
 @dataclass(slots=True)
 class _SumWork:
+    """One rank's part in a collective; `wait` blocks until the result is there."""
+
     sum: _Sum
     hub: "Hub"
 
@@ -154,7 +163,7 @@ class ThreadTransport:
 
 
 _Combine = Callable[[Mapping[int, Tensor]], None]
-"""The work of a collective on the tensors of its ranks, which are in their order."""
+"""A function that computes a collective in place: rank -> its tensor, in the order of the ranks."""
 
 
 @torch.no_grad()

@@ -36,11 +36,14 @@ class Transport(Protocol):
         ...
 
     def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Pending:
-        """Start summing a contiguous tensor over `ranks` into that of `destination`; the others' mean nothing then."""
+        """Start summing a contiguous tensor over `ranks` into the tensor of the rank `destination`.
+
+        The tensors of the other ranks mean nothing afterwards.
+        """
         ...
 
     def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Pending:
-        """Start copying the contiguous tensor of `source` into those of all `ranks`.
+        """Start copying the contiguous tensor of the rank `source` into the tensors of all `ranks`.
 
         All of them start their sums and broadcasts in the same order.
         """
@@ -80,9 +83,9 @@ class ProcessTransport:
         return group
 
     def close(self) -> None:
-        """Destroy the process groups that it made, with their threads and connections.
+        """Destroy the process groups that this transport has made, with their threads and connections.
 
-        It is the last call, with nothing under way.
+        No method may be called after it, and no transfer or sum may be under way.
         """
         for group in self._own:
             dist.destroy_process_group(group)

@@ -24,7 +24,7 @@ def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add a gradient to a parameter's, as autograd does it: `.grad` has the parameter's layout and `gradient_dtype`."""
+    """Add a gradient to the parameter's `.grad` as autograd does: in its memory layout and its `gradient_dtype`."""
     if parameter.grad is None:
         # As autograd does: a gradient of the right dtype and layout becomes `.grad` without a copy.
         own = gradient

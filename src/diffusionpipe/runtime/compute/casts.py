@@ -37,7 +37,7 @@ class Casts:
 
     @property
     def copies(self) -> tuple[Tensor, ...]:
-        """All copies that exist now."""
+        """All copies of weights that exist now."""
         return tuple(self._copies.values())
 
     def make(self, weights: Iterable[Tensor], dtype: torch.dtype) -> None:
@@ -53,11 +53,13 @@ class Casts:
         return self._copies.get(id(weight), weight)
 
     def drop(self) -> None:
-        """Forget all copies."""
+        """Forget all copies of weights."""
         self._copies.clear()
 
 
 class _Cast(Function):
+    """The cast of a weight for autograd; its backward adds the narrow gradient to the weight's `.grad` by itself."""
+
     @staticmethod
     def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.weight = weight

@@ -28,9 +28,10 @@ class FillRunner(Protocol):
 
 @dataclass(slots=True)
 class _Carried:
-    """A tensor between two fills of the same samples."""
+    """Some rows of a tensor that one fill has computed and later fills of the same samples read."""
 
     samples: Range
+    """The rows of the batch that `value` has."""
     value: Tensor
     num_reads: int
     """Samples still to be read, counted once for each fill that reads them."""
@@ -61,8 +62,8 @@ class Encoder:
         """`layers`: the frozen block. `outputs`: tensors of it that stages read.
 
         `fills`: all that an iteration runs, in its order. `kept`: tensors of the layers, or between their parts, that
-        may be put in from outside. `weights`: of the layers whose weights are elsewhere while they do not run.
-        `watch` as in `LayerStage`.
+        may be put in from outside. `weights`: by layer, the weights that are elsewhere while the layer does not run.
+        `watch`: called for every layer while it is on; None: no calls.
         """
         self._watch = watch
         self._layers = tuple(layers)
@@ -77,9 +78,9 @@ class Encoder:
         self._carried: dict[str, list[_Carried]] = {}
 
     def _stage(self, layers: Range, given: frozenset[str] = frozenset()) -> LayerStage:
-        """The layers of one range, but for those that need not run with the given tensors.
+        """A stage of the layers in a range that must run although the `given` tensors are in the store already.
 
-        They are a stage that writes what later fills or other stages read.
+        It writes the kept tensors and all that later fills or other stages read.
         """
         key = layers, given
         if key not in self._stages:
@@ -96,7 +97,10 @@ class Encoder:
         return self._stages[key]
 
     def _needed(self, layers: Range, given: frozenset[str]) -> tuple[Layer, ...]:
-        """The layers of a range that must run with the given tensors; in parts where tensors are kept."""
+        """The layers in a range that must run although the `given` tensors are in the store already.
+
+        If the encoder has kept tensors, layers that have parts are replaced by them.
+        """
         own = self._layers[layers.start : layers.stop]
         if not self._kept:
             return own
@@ -114,7 +118,7 @@ class Encoder:
             self._run_alike(replace(fill, samples=rows), given, store)
 
     def _run_alike(self, fill: Fill, given: frozenset[str], store: RowStore) -> None:
-        """Run the layers of a fill that the given tensors leave over."""
+        """Run the layers of a fill that must run although all its samples have the `given` tensors in the store."""
         stage = self._stage(fill.layers, given)
         stored = self._outputs | self._kept
         with torch.no_grad():
@@ -133,12 +137,12 @@ class Encoder:
                     self._carry(name, value, fill, given)
 
     def end(self, fill: Fill) -> None:
-        """Begin to bring the weights of the next layer after this fill that rest elsewhere, if there is one."""
+        """Begin to bring the next weights that are needed after this fill and are elsewhere, if there are any."""
         if fill in self._next_weights:
             self._next_weights[fill].prepare()
 
     def _first_after_each(self) -> dict[Fill, BroughtLayer]:
-        """The weights that are brought next after each fill; the first layer of all follows the last fill."""
+        """Fill -> the weights that are brought next after it; after the last fill, the first of the next iteration."""
         first: dict[Fill, BroughtLayer] = {}
         following: BroughtLayer | None = None
         # Backwards through two iterations, because the fill after the last one is the first of the next iteration.
@@ -163,7 +167,10 @@ class Encoder:
             self._carried.setdefault(name, []).append(carried)
 
     def _take(self, name: str, samples: Range) -> Tensor:
-        """The rows of a carried tensor, put together from the chunks in which it was made."""
+        """These rows of a carried tensor, joined from the chunks in which it was made.
+
+        Chunks that no later fill reads are dropped.
+        """
         parts: list[Tensor] = []
         for carried in sorted(self._carried[name], key=lambda carried: carried.samples.start):
             common = carried.samples.intersection(samples)

@@ -17,15 +17,15 @@ from torch import Tensor
 
 _SIZES, _MARK = "#sizes", "#"
 GIVEN = "cache given"
-"""Whether a tensor was put in for a row, (rows, tensors), uint8."""
+"""The name in a batch of the marks that say which frozen tensors were put in for a row, (rows, tensors), uint8."""
 KEYS = "cache keys"
-"""The keys of tensors in a cache, (rows, tensors, bytes), uint8."""
+"""The name in a batch of the frozen tensors' keys in a cache, (rows, tensors, bytes), uint8."""
 
 
 def joined_runs(sizes: Sequence[int], runs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """One batch as a mapping of tensors, from runs of rows that each have one size of samples.
 
-    `sizes`: for each row of the pipeline's batch, the number of its size. Names in the batch begin with the run's
+    `sizes`: for each row of the pipeline's batch, the index of its size. Names in the batch begin with the run's
     number, "0#pixels"; "#sizes" holds `sizes`.
     """
     batch = {_SIZES: torch.tensor(sizes, dtype=torch.int64)}
@@ -35,7 +35,7 @@ def joined_runs(sizes: Sequence[int], runs: Sequence[Mapping[str, Tensor]]) -> d
 
 
 def runs_of(batch: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | None, tuple[Mapping[str, Tensor], ...]]:
-    """(sizes, runs) of a batch: the number of each row's size, and the tensors of each run of rows in their order.
+    """(sizes, runs) of a batch: the index of each row's size, and the tensors of each run of rows in their order.
 
     A batch of samples of one size gives (None, (batch,)).
     """

@@ -34,7 +34,7 @@ from diffusionpipe.runtime.compute.backward import accumulate
 from diffusionpipe.runtime.compute.casts import Casts
 
 AddGradient = Callable[[Tensor, Tensor], None]
-"""Adds to the parameters' gradients, given a layer's input and the gradient of its output."""
+"""A function that adds to the gradients of a layer's parameters, from its input and the gradient of its output."""
 
 
 class Deferred:
@@ -43,7 +43,7 @@ class Deferred:
     def __init__(self) -> None:
         self._entries: deque[tuple[AddGradient, Tensor, Tensor]] = deque()
         self.told: Callable[[Tensor], None] | None = None
-        """Told of each tensor that is put aside, where somebody counts what a rank holds."""
+        """A function that is called with each tensor that is put aside, to count memory; None: no calls."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -66,7 +66,10 @@ class Deferred:
             yield gradient
 
     def run(self) -> None:
-        """Add all weight gradients to the parameters' `.grad`; drops the tensors of each layer after it."""
+        """Compute the weight gradients of all layers that were put aside, and add them to the parameters' `.grad`.
+
+        The tensors of each layer are dropped after it.
+        """
         entries = self._entries
         with torch.no_grad():
             while entries:
@@ -75,7 +78,7 @@ class Deferred:
 
 
 Forward = Callable[[Any, Deferred | None, Casts, Tensor], Tensor]
-"""A module's forward that reads copies of its weights and puts aside for W: (module, deferred, casts, x)."""
+"""A module's forward, (module, deferred, casts, x), that reads copies of weights and puts tensors aside for W."""
 
 
 def forwards_of(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, Forward]]:
@@ -121,13 +124,13 @@ def run_with(
 
 
 def _can_wait(weight: Tensor, bias: Tensor | None) -> bool:
-    """Not so for a frozen weight, or for one that is itself computed from parameters."""
+    """Whether op W can compute the gradients: the weight is trained, and no weight is computed from parameters."""
     # W adds to `.grad` of leaves only.
     return weight.requires_grad and weight.is_leaf and (bias is None or bias.is_leaf)
 
 
 def _cast(x: Tensor) -> Tensor:
-    """The tensor as autocast would have it."""
+    """The tensor in autocast's dtype; the tensor itself if autocast is off or would leave it as it is."""
     kind = x.device.type
     # autocast leaves float64 as it is.
     if not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype is torch.float64:
@@ -148,6 +151,8 @@ def _linear(module: nn.Linear, deferred: Deferred | None, casts: Casts, x: Tenso
 
 
 class _Linear(Function):
+    """A linear layer for autograd whose backward puts the weight gradient aside: input and output's gradient."""
+
     @staticmethod
     def forward(
         ctx: Any, deferred: Deferred, casts: Casts, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None
@@ -197,6 +202,8 @@ def _convolution(module: Any, deferred: Deferred | None, casts: Casts, x: Tensor
 
 
 class _Convolution(Function):
+    """A convolution for autograd whose backward puts the weight gradient aside: input and output's gradient."""
+
     @staticmethod
     def forward(
         ctx: Any, deferred: Deferred, casts: Casts, how: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None
@@ -241,6 +248,8 @@ def _embedding(module: nn.Embedding, deferred: Deferred | None, casts: Casts, id
 
 
 class _Embedding(Function):
+    """An embedding for autograd whose backward puts the weight gradient aside: ids and output's gradient."""
+
     @staticmethod
     def forward(ctx: Any, deferred: Deferred, how: Any, ids: Tensor, weight: nn.Parameter) -> Tensor:
         ctx.save_for_backward(ids)
@@ -269,4 +278,4 @@ FORWARDS: Mapping[Callable[..., Any], Forward] = MappingProxyType(
         nn.Embedding.forward: _embedding,
     }
 )
-"""A module's own forward -> the one that takes its place. Subclasses that keep torch's forward are found too."""
+"""torch's forward of a class of modules -> our forward in its place. Subclasses that keep torch's are found too."""

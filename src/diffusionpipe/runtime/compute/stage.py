@@ -29,9 +29,9 @@ class StageModule(Protocol):
         ...
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> Mapping[str, Tensor]:
-        """Forward of one micro-batch: named inputs to named outputs. May empty `tensors`.
+        """The outputs of a forward of one micro-batch, by name; it may empty `tensors`, its inputs by name.
 
-        `deferred`: where the backward is to put aside what weight gradients need; None: it computes them itself.
+        `deferred`: where the backward puts aside the tensors that weight gradients need; None: it computes them itself.
         """
         ...
 
@@ -107,7 +107,7 @@ class LayerStage:
             self._casts.make(self._cast_weights, self.precision.autocast)
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> dict[str, Tensor]:
-        """Outputs by name; intermediate tensors are dropped as soon as no layer needs them."""
+        """The outputs of a forward by name; intermediate tensors are dropped as soon as no layer needs them."""
         if self.precision.autocast is None:  # autocast costs microseconds even when it is off
             self._run(tensors, deferred)
         else:
@@ -157,16 +157,18 @@ def _apart(written: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[Tensor, .
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
+    """One layer of a stage, with the component that holds its modules."""
+
     layer: Layer
     component: nn.Module
     is_checkpointed: bool
     unused: tuple[str, ...]
-    """Tensors that nothing reads after it."""
+    """The layer's inputs that nothing reads after it."""
     forwards: tuple[tuple[nn.Module, Forward], ...]
     """Modules that can put weight gradients aside and read copies of their weights."""
 
     def changed(self, deferred: Deferred | None, casts: Casts) -> Callable[..., tuple[Tensor, ...]]:
-        """The layer with these forwards, also to be recomputed."""
+        """The layer's `run` as a function in which its modules use `forwards`, also when it is recomputed."""
         return partial(run_with, self.forwards, deferred, casts, self.layer.run)
 
 
@@ -176,7 +178,7 @@ def module_forwards(layer: Layer, component: nn.Module) -> tuple[tuple[nn.Module
 
 
 def _last_uses(layers: Sequence[Layer], outputs: Collection[str]) -> list[tuple[str, ...]]:
-    """The tensors that nothing reads after each layer, by layer, its inputs included."""
+    """For each layer, the names of its inputs that no later layer reads and that are not outputs of the stage."""
     needed = set(outputs)
     unused: list[tuple[str, ...]] = []
     for layer in reversed(layers):

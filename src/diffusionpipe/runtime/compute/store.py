@@ -38,15 +38,15 @@ class RowStore:
         others: Sequence[Mapping[str, TensorSpec]] = (),
         cells: Sequence[Range] = (),
     ) -> None:
-        """`extents`: the rows kept of each tensor.
+        """`extents`: the rows that are kept of each tensor. `specs`: its shape and dtype.
 
-        `others`: the tensors of samples of further sizes; then `cells` are the rows of each micro-batch.
+        `others`: the same as `specs` for samples of further sizes; then `cells` are the rows of each micro-batch.
         """
         self._extents = dict(extents)
         self._specs = (specs, *others)
         self._cut(cells if others else ())
         self.given: dict[int, frozenset[str]] = {}
-        """The tensors of frozen layers that were put in, by row; of rows that are not here none were."""
+        """Row -> the names of frozen layers' tensors that were put in from outside; for rows without an entry, none."""
         self._room = {name: max(prod(own[name].shape) for own in self._specs) for name in extents}
         self._buffers = {
             # Zeros are read where nothing is written: the estimate of a micro-batch that is not probed.
@@ -60,7 +60,7 @@ class RowStore:
         """The rows of each micro-batch; () where samples have one size."""
         self._starts = [cell.start for cell in self.cells]
         self.sizes: tuple[int, ...] = (0,) * len(self.cells)
-        """The number of each cell's size."""
+        """The index of each cell's size among the sizes of samples."""
 
     def in_cells(self, cells: Sequence[Range]) -> "RowStore":
         """A store on the same memory, with the given rows for each micro-batch."""
@@ -91,7 +91,7 @@ class RowStore:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def size_of(self, rows: Range) -> int:
-        """The number of the samples' size in these rows of one micro-batch; 0 where all samples have one size."""
+        """The index of the size of the samples in these rows of one micro-batch; 0 where all samples have one size."""
         return self.sizes[self._cell_of(rows.start)] if self.cells else 0
 
     def split(self, rows: Range) -> list[Range]:
@@ -113,7 +113,7 @@ class RowStore:
         return runs
 
     def sizes_in(self, rows: Range) -> tuple[int, ...]:
-        """The number of the samples' size in each micro-batch with some of these rows; () where all have one size."""
+        """The index of the samples' size in each micro-batch with some of these rows; () where all have one size."""
         return tuple(self.size_of(part) for part in self.split(rows)) if self.cells else ()
 
     def view(self, name: str, rows: Range) -> Tensor:
@@ -143,7 +143,7 @@ class RowStore:
         return tensor.clone() if memory_of(tensor) in self._memory else tensor
 
     def feed(self, rows: Range, inputs: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> None:
-        """Copy raw inputs into these rows: name -> (len(rows), ...); `tables` as `write`'s `table`, by name."""
+        """Copy raw inputs, name -> (len(rows), ...), into these rows; `tables`: by name, the `table` of `write`."""
         for name, value in inputs.items():
             self.write(name, rows, value, tables.get(name))
 

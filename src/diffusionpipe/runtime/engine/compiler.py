@@ -54,7 +54,7 @@ from diffusionpipe.runtime.engine.slot import Output, Slot, count_read
 from diffusionpipe.runtime.engine.transfers import Transfers
 
 Instruction = tuple[Callable[[], None] | None, Callable[[], None]]
-"""The wait of an action, None for none, and its work."""
+"""(wait, run) of an action: a function that waits for messages, None if there are none, and one that works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,10 @@ class Compiler(Transfers):
         return self.wait_for(route.arrivals, action), forward
 
     def _compile_input(self, slot: Slot, route: Route, name: str, trains: bool) -> Callable[[], Tensor]:
-        """How a forward gets one input: a row range of the store, a neighbour's output, or received parts."""
+        """A function that returns one input of a forward: rows of the store, a neighbour's output, or received parts.
+
+        `trains`: whether the stage has a backward.
+        """
         parts = route.inputs.get(name)
         if parts is None:
             # One view for all iterations: buffers of the store never move, and `Program` makes an instruction for each
@@ -204,7 +207,10 @@ class Compiler(Transfers):
         return gather
 
     def _compile_backward(self, action: Action) -> Instruction:
-        """B, or I: the walk is the same, but where the forward was told to defer, weight gradients are put aside."""
+        """The wait and the work of a B or an I.
+
+        Both walk the graph in the same way; where the forward was told to defer, weight gradients are put aside.
+        """
         assert action.microbatch is not None
         key = (action.stage, action.microbatch)
         slot, route = self.slots[key], self.routes[key]
@@ -247,13 +253,16 @@ class Compiler(Transfers):
         return nothing if block is None else partial(block.added, is_whole=action.op is Op.B)
 
     def _loss_gradient(self, route: Route, name: str) -> Tensor:
-        """The step's loss is `loss_scale` times the sum of the samples' losses."""
+        """The gradient of the step's loss for each sample's loss, (route.num_rows,): all are `loss_scale`.
+
+        The step's loss is `loss_scale` times the sum of the samples' losses.
+        """
         return torch.full(
             (route.num_rows,), self.equipment.loss_scale, dtype=self.dtype(name), device=self.equipment.device
         )
 
     def _compile_gradient(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
-        """The gradient of one output: the sum over everyone who read it, in edge order."""
+        """A function that returns the gradient of one output: the sum over all stages that read it, in edge order."""
         parts = route.gradients[name]
         getters = [(part.rows, self._compile_part(slot, route, name, part)) for part in parts]
         # The only reader's gradient is passed on as it is.
@@ -279,7 +288,7 @@ class Compiler(Transfers):
         return gradient
 
     def _compile_part(self, slot: Slot, route: Route, name: str, part: MessagePart) -> Callable[[], Tensor]:
-        """A function: the gradient that one reader of an output gives back."""
+        """A function that returns the gradient that one reader of an output gives back."""
         if part.message is not None:
             arrived, key = slot.arrived, (name, part.peer)
             return lambda: arrived[key]

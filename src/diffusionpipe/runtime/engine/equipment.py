@@ -22,23 +22,24 @@ class Equipment:
     """The parts with which an executor runs a schedule: modules of stages, transport, encoder, gradients."""
 
     stages: Mapping[int, StageModule]
-    """Stage id -> what it computes; of the worker's trained stages."""
+    """Stage id -> the module that computes it, for the worker's trained stages."""
     tensors: Mapping[str, TensorSpec]
-    """Every tensor that crosses stages, and every raw input."""
+    """Name -> shape and dtype of every tensor that crosses stages and of every raw input."""
     transport: Transport
     device: torch.device
     rank_of_worker: Callable[[int], int] = lambda worker: worker
+    """A function from a worker to its rank in this data-parallel group."""
     encoder: FillRunner | None = None
     """The object that runs the fills; None on a worker without fills."""
     raw_inputs: tuple[str, ...] = ()
-    """Names of what is put into the store before an iteration."""
+    """The names of the tensors that may be put into the store before an iteration."""
     gradients: Mapping[int, Reducible] = field(default_factory=dict)
     """Block id -> the gradients that the schedule reduces."""
     brought: Mapping[int, Brought] = field(default_factory=dict)
     """Block id -> its weights, where UNSHARD prepares them and RESHARD releases them."""
     loss_scale: float = 1.0
-    """Gradient of the step's loss for each sample's loss."""
+    """The gradient of the step's loss for each sample's loss."""
     preparations: Mapping[int, Callable[[], None]] = field(default_factory=dict)
-    """Stage id -> what it does in every iteration before its first forward."""
+    """Stage id -> a function that is called in every iteration before the stage's first forward."""
     cleanup: Callable[[], None] = nothing
     """A function that is called after every iteration."""

@@ -74,7 +74,7 @@ from diffusionpipe.timing.sends import releases_of
 from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
-"""Names of the ops in messages."""
+"""Op -> its name in texts that users see."""
 
 
 class Executor:
@@ -167,9 +167,9 @@ class Executor:
 
     @property
     def store(self) -> RowStore:
-        """The store for raw inputs that are put in before the next run.
+        """The store into which raw inputs are put before the next run.
 
-        It is of the next run's batch or, if it encodes ahead, of the one after.
+        They belong to the next run's batch or, if the schedule encodes ahead, to the batch after it.
         """
         return self._stores[1 - self._turn] if len(self._stores) > 1 else self._stores[0]
 
@@ -215,7 +215,10 @@ class Executor:
         return list(self._outputs)
 
     def passed(self) -> tuple[int, ...]:
-        """The number of iterations begun, and the marks passed in each of the last two; any thread may call it."""
+        """The number of iterations begun, and the numbers of marks passed in the last one and in the one before.
+
+        Any thread may call it.
+        """
         return self._num_runs, *(recording.recorder.passed() for recording in self._recordings)
 
     def whereabouts(self) -> Whereabouts | None:
@@ -271,9 +274,9 @@ def named(step: object) -> str:
 
 
 def shortage_at(steps: Sequence[tuple[tuple[int, int], object]], recorder: StreamRecorder, device: torch.device) -> str:
-    """The place of the host among `steps` at which memory ran out, and the bytes in use, in words.
+    """A sentence that names the step at which the host was when memory ran out, and the memory in use.
 
-    `steps`: with the marks of each, as in `Recording.steps`.
+    `steps`: (marks, action or function) of each step, as in `Recording.steps`. `recorder`: the marks passed.
     """
     index, _ = position_of([marks for marks, _ in steps], recorder.issued())
     place = named(steps[index][1]) if index < len(steps) else "the end of the iteration"
@@ -285,7 +288,7 @@ def shortage_at(steps: Sequence[tuple[tuple[int, int], object]], recorder: Strea
 def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:
     """For each forward and backward of a worker, the ranks that send the messages which it reads, sorted.
 
-    `rank_of`: the rank of a worker.
+    `rank_of`: a function from a worker to its rank.
     """
     sources: dict[Action, tuple[int, ...]] = {}
     placement = schedule.placement
@@ -308,7 +311,7 @@ def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -
 
 
 def cells_of(schedule: Schedule) -> tuple[Range, ...]:
-    """The rows of the batch of every micro-batch, sorted, each once; frozen work has none of its own."""
+    """The batch's rows that each micro-batch has: all different ranges, sorted; frozen work has none of its own."""
     pipelines = (one for one in schedule.placement.pipelines if Op.ENCODE not in one.ops)
     rows = {(own.start, own.stop) for one in pipelines for own in map(one.rows, range(len(one.microbatches)))}
     return tuple(Range(start, stop) for start, stop in sorted(rows))
@@ -333,9 +336,9 @@ def with_inputs(
     routes: Mapping[tuple[int, int], Route],
     stages: Mapping[int, StageModule],
 ) -> dict[str, Range]:
-    """The rows kept of each tensor, with those that a stage reads and neither a stage nor the frozen part writes.
+    """Name -> the rows of the batch that are kept of a tensor: `extents`, and the inputs that stages find nowhere else.
 
-    `extents`: name -> rows, of the other tensors.
+    The added tensors are those that a stage reads and neither a stage nor the frozen part writes.
     """
     rows = dict(extents)
     for (stage, _), route in routes.items():

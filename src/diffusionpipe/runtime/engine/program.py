@@ -17,7 +17,8 @@ from diffusionpipe.runtime.compute.store import RowStore
 from diffusionpipe.runtime.engine.compiler import Compiler, Instruction
 
 _MOST = 4096
-"""Instructions that are kept. Fills and messages of many cells have one for each combination of their sizes."""
+"""The most instructions that a program keeps. Fills and messages of many cells have one for each combination of
+their sizes."""
 Sizes = tuple[int, ...]
 
 

@@ -26,6 +26,7 @@ class Sharder:
     transport: Transport
     precision: Precision
     reductions: Reductions = field(default_factory=Reductions)
+    """The reductions of gradients under way, which all sharded blocks of the rank share."""
 
     @cached_property
     def owner_of(self) -> Mapping[str, int]:
@@ -37,9 +38,10 @@ class Sharder:
         return {name: mesh.rank(part, worker) for name, part in parts.items()}
 
     def divide(self, block: int) -> Divided:
-        """The block divided over the ranks that share it: in parts (`ShardedBlock`) or, by the mesh, its updates alone.
+        """The block with this id, divided over the ranks that share it.
 
-        Its parameters must be real and on their device.
+        It is in parts (`ShardedBlock`) or, if the mesh says so, only its updates are divided (`OwnedBlock`). Its
+        parameters must be real and on their device.
         """
         if self.plan.mesh.sharded is Sharded.ALL:
             return self.shard(block)
@@ -59,7 +61,7 @@ class Sharder:
         return tuple(sorted(mesh.rank(group, worker) for group in range(mesh.parts)))
 
     def shard(self, block: int) -> ShardedBlock:
-        """The block in parts: parameters that another rank owns are emptied on this one."""
+        """The block with this id in parts: parameters that another rank owns are emptied on this one."""
         names = self.plan.blocks[block]
         layers = [layer for layer in self.graph.layers if layer.name in names]
         modules = [m for layer in layers for m in modules_of(layer, self.graph.components[layer.component])]

@@ -42,9 +42,9 @@ class Transfers:
     """The store to which fills and frozen messages write: another one than forwards read if they work ahead."""
 
     def wait_for(self, messages: tuple[int, ...], action: Action) -> Callable[[], None] | None:
-        """A function that waits for these messages and then drops sends that are over; None: there is nothing to do.
+        """A function that waits for messages and drops the tensors of sends that are over; None: nothing to do.
 
-        `messages`: the numbers of the messages that the action reads. `action`: in front of it those sends are over.
+        `messages`: the numbers of the messages that the action reads. `action`: its sends in `releases` are dropped.
         """
         over = self.releases.get(action, ())
         pending = [*(self.works[k] for k in messages), *(works for works, _ in over)]

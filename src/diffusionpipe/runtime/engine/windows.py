@@ -38,10 +38,11 @@ from diffusionpipe.runtime.weights.versions import BlockVersions
 from diffusionpipe.timing.sends import window_releases_of
 
 Update = Callable[[int, int], None]
-"""`update(block, step)`: the optimizer's step of a block's parameters, whose gradients are complete."""
+"""`update(block, step)`: a function that makes the optimizer's step of a block, whose gradients are complete."""
 
 Predict = Callable[[int, int, int], None]
-"""`predict(block, version, step)`: move a block's parameters from a version to what they may be when a step starts."""
+"""`predict(block, version, step)`: a function that moves a block's parameters from the values of a version to the
+predicted values at the start of a step."""
 
 
 def _no_update(block: int, step: int) -> None:
@@ -58,28 +59,33 @@ def _no_input(batch: int) -> None:
 
 @dataclass(kw_only=True)
 class _Context:
-    """A batch in flight. Mutable: another batch's later."""
+    """The messages, rows and instructions of a batch in flight; another batch takes them over later."""
 
     works: tuple[list[Pending], ...]
+    """The transfers under way of each message, by message."""
     held: tuple[list[Tensor], ...]
+    """The tensors that are being sent of each message, by message."""
     store: RowStore
     outputs: list[Output] = field(default_factory=list)
+    """The batch's results so far: losses and predictions."""
     batch: int = -1
+    """The number of the batch; -1 before the first."""
     program: list[Instruction] = field(default_factory=list)
+    """The instruction of each action in the worker's order."""
 
     def take(self, batch: int) -> "_Context":
-        """Let it be this batch's, if it is not yet."""
+        """Hand the context over to this batch, if it is not the batch's yet; returns the context."""
         if self.batch != batch:
             self.batch = batch
             self.outputs.clear()
         return self
 
     def sending(self, slot: int) -> Sending:
-        """The sends of a message that are under way, of any batch."""
+        """The transfers under way of the message with this number, and the tensors that are being sent."""
         return self.works[slot], self.held[slot]
 
     def finish(self, slots: Iterable[int]) -> None:
-        """Wait until these messages are over."""
+        """Wait until the messages with these numbers are over, and drop their tensors."""
         for slot in slots:
             for work in self.works[slot]:
                 work.wait()
@@ -101,16 +107,16 @@ class WindowExecutor:
         versions: Mapping[int, BlockVersions],
         encoding: tuple[Schedule, Equipment] | None,
     ) -> None:
-        """`versions`: of each block of this worker.
+        """`versions`: the versions of the weights of each block of this worker, by block.
 
         `encoding`: the schedule of a batch's encoding and its equipment; None where the window has fills.
         """
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
         self._versions = versions
         self.update: Update = _no_update
-        """The function that does the work of op STEP."""
+        """The function that does the work of op STEP; the caller sets it before the first window."""
         self.predict: Predict = _no_prediction
-        """A function that moves weights ahead for actions that read predicted ones."""
+        """The function that predicts weights for actions that read predicted ones; the caller sets it if there are."""
         self._window, self._begun, self._num_runs = 0, 0, 0
         self._feed: Callable[[int], None] = _no_input
         flat = _flat(schedule)
@@ -203,7 +209,10 @@ class WindowExecutor:
         return outputs
 
     def passed(self) -> tuple[int, ...]:
-        """The number of windows begun, and the marks passed in each of the last two; any thread may call it."""
+        """The number of windows begun, and the numbers of marks passed in the last one and in the one before.
+
+        Any thread may call it.
+        """
         return self._num_runs, *(recording.recorder.passed() for recording in self._recordings)
 
     def whereabouts(self) -> Whereabouts | None:
@@ -227,7 +236,10 @@ class WindowExecutor:
         return self._contexts[batch % len(self._contexts)]
 
     def _run(self, number: int, stop: int) -> None:
-        """Run the actions of a window that exist: no batch before the next one, none after the flush."""
+        """Run a window's actions, but for batches that are complete already or begin after the flush.
+
+        `number`: of the window. `stop`: the batch before which there is a flush.
+        """
         batches = [(number + action.reading.lead, action) for action in self.schedule.orders[self.worker]]
         program = [
             (action, *self._context(batch).take(batch).program[place])  # [1]
@@ -258,7 +270,7 @@ class WindowExecutor:
     def _instruction(
         self, compiler: Compiler, context: _Context, encoder: Executor | None, action: Action
     ) -> Instruction:
-        """The wait and the work of an action of a context's batch, on the weights that it reads."""
+        """(wait, run) of an action in a context; `run` first puts in place the version of the weights that it reads."""
         block, staleness = self.schedule.placement.stages[action.stage].weights, action.reading.staleness
         if action.op is Op.STEP:
             return None, self._step(block, context)
@@ -294,13 +306,13 @@ class WindowExecutor:
 
 
 def _context_of(schedule: Schedule, store: RowStore) -> _Context:
-    """A context without a program."""
+    """A context with the given rows, without transfers and without a program."""
     messages = schedule.messages
     return _Context(works=tuple([] for _ in messages), held=tuple([] for _ in messages), store=store)
 
 
 def _encoding(encoder: Executor) -> Callable[[], None]:
-    """A function that encodes a whole batch."""
+    """A function that runs the encoder once: it encodes a whole batch."""
 
     def encode() -> None:
         encoder.run()
@@ -319,12 +331,12 @@ def _flat(window: Schedule) -> Schedule:
 
 
 def _plain(action: Action) -> Action:
-    """The action as one of an iteration of its own."""
+    """The action without lead and staleness, as in an iteration with a flush."""
     return action if action.reading == PRESENT else replace(action, reading=Reading())
 
 
 def _joined(*extents: Mapping[str, Range]) -> dict[str, Range]:
-    """The rows of each tensor that any of them keeps, and those between."""
+    """Name -> the smallest range that holds a tensor's rows in all `extents`."""
     found: dict[str, Range] = {}
     for one in extents:
         for name, rows in one.items():

@@ -44,13 +44,14 @@ class Worker:
     place: MeshPlace
     plan: Plan
     of_sizes: tuple[ModelGraph, ...]
-    """The model for each size of samples; plans are made for the first."""
+    """The description of the model for each size of samples; plans are made for the first."""
     parameters: dict[str, nn.Parameter]
     """Trained parameters that this rank updates by canonical name, in the model's order: its blocks' parameters or,
     where updates are divided over data-parallel groups, its part of them."""
     owned: frozenset[str]
-    """The parameters that count on this rank when every parameter is counted once."""
+    """The names of the parameters that count on this rank when every parameter of the job is counted on one rank."""
     gradients: Mapping[int, Reducible]
+    """Block id -> the gradients of its trained parameters."""
     executors: dict[str, Executor]
     """An executor for each phase of the plan; the prologue's and the training's share a store."""
     window: WindowExecutor | None
@@ -58,7 +59,7 @@ class Worker:
     versions: Mapping[int, BlockVersions]
     """The versions of each block's weights in training without a flush, by block."""
     encoded: Range | None
-    """The samples of the pipeline's batch that this rank encodes when it trains."""
+    """The rows of the pipeline's batch that this rank encodes when it trains; None if it encodes none."""
     casts: Casts
     """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
     frozen_weights: Mapping[str, BroughtLayer]
@@ -66,15 +67,15 @@ class Worker:
     resident: tuple[Brought, ...]
     """The weights of blocks that stay here between two steps, and come from their owners after each."""
     watch: LayerWatch
-    """Sees the layers of its stages and fills; it is off."""
+    """The watch that is called for each layer of its stages and fills; it is off at first."""
     upload: Upload
-    """Brings the raw inputs to the device."""
+    """An object that copies raw inputs to the device."""
     cut: "CutExecutors | None" = None
     """The executors for steps of micro-batches of unequal tokens; None: all steps have the plan's micro-batches."""
     kept: tuple[str, ...] = ()
-    """The tensors of frozen layers that may be put in with a batch to train on."""
+    """The names of the frozen layers' tensors that may be put in with a batch to train on."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
-    """The values of the 256 levels of a raw input that may be fed as uint8, by input, on the device."""
+    """Name of a raw input that may be fed as uint8 -> the values of its 256 levels, on the device."""
 
     @property
     def model(self) -> ModelGraph:
@@ -88,7 +89,7 @@ class Worker:
 
     @property
     def training(self) -> Executor | WindowExecutor:
-        """The executor of training: the window's without a flush, else `train`."""
+        """The executor that trains: `window` in training without a flush, else `train`."""
         return self.window or self.train
 
     @property
@@ -236,7 +237,7 @@ def build_worker(
 
 
 _MOST_CUTS = 64
-"""Cuts whose executors are kept; they share stages and rows, and have instructions of their own."""
+"""The most executors that `CutExecutors` keeps; they share stages and rows, and have instructions of their own."""
 
 
 class CutExecutors:
@@ -259,7 +260,7 @@ class CutExecutors:
 
 
 def _counts(inputs: Mapping[str, Tensor], num_sizes: int) -> tuple[int, ...]:
-    """The number of rows of each size in a batch."""
+    """The number of rows of each size in a batch, by the number of the size."""
     sizes, _ = runs_of(inputs)
     assert sizes is not None, "steps that are cut by tokens say the size of every row"
     return tuple(map(sizes.count, range(num_sizes)))
@@ -267,12 +268,13 @@ def _counts(inputs: Mapping[str, Tensor], num_sizes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """The trained parameters that a rank holds; see `Worker`."""
+    """The trained parameters that a rank holds; the first three fields are fields of `Worker`."""
 
     parameters: dict[str, nn.Parameter]
     owned: frozenset[str]
     gradients: Mapping[int, Reducible]
     of_block: Mapping[int, tuple[nn.Parameter, ...]]
+    """Block id -> the values of `parameters` that belong to it."""
 
 
 def _held(
@@ -306,7 +308,7 @@ def _held(
 
 
 def _in_order_of_sums(plan: Plan, rank: int, blocks: Collection[int]) -> list[int]:
-    """The blocks in the order in which the rank sums their gradients; all that hold them have the same one."""
+    """The blocks in the order in which the rank sums their gradients; all ranks that hold them have the same order."""
     stages, order = plan.train.placement.stages, plan.train.orders[place_of(plan, rank).worker]
     place = {stages[action.stage].weights: i for i, action in enumerate(order) if action.op is Op.REDUCE_GRAD}
     # Blocks without a sum come first, so a block with one takes over their common parameters.
@@ -334,7 +336,7 @@ class _Parts:
     others: tuple[tuple[LayerGraph, ModelGraph], ...]
     """The graph and the description of the model for each further size of samples."""
     kept: tuple[str, ...]
-    """The tensors of frozen layers that may be put in to train on."""
+    """The names of the frozen layers' tensors that may be put in with a batch to train on."""
     plan: Plan
     place: MeshPlace
     precision: Precision
@@ -347,7 +349,7 @@ class _Parts:
     watch: LayerWatch
 
     def executors(self) -> dict[str, Executor]:
-        """One for each phase of the plan."""
+        """Phase of the plan -> its executor; without a flush there is none for training and the prologue."""
         found: dict[str, Executor] = {}
         for phase, schedule in self.plan.phases.items():  # the training's before the prologue's, which fills its store
             if self.plan.train.lead and phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE):
@@ -379,11 +381,11 @@ class _Parts:
 
     @property
     def _of_sizes(self) -> "tuple[_Parts, ...]":
-        """The parts of every size, these first."""
+        """A maker of parts for each size of samples; the first is this one."""
         return (self, *(replace(self, graph=graph, model=model, others=()) for graph, model in self.others))
 
     def parts_of_size(self, phase: str) -> dict[str, Any]:
-        """The fields of the equipment that depend on the size of samples."""
+        """The fields of a phase's `Equipment` that depend on the size of samples, by name."""
         own = self.equipment(phase)
         return {"stages": own.stages, "tensors": own.tensors, "encoder": own.encoder}
 
@@ -393,7 +395,7 @@ class _Parts:
         return WindowExecutor(self.plan.train, self.place.worker, self.equipment(PlanPhase.TRAIN), versions, encoding)
 
     def equipment(self, phase: str) -> Equipment:
-        """The parts with which this rank runs a phase."""
+        """The parts with which this rank runs a phase, for samples of this size."""
         schedule = self.plan.phases[phase]
         # The prologue only encodes: its other stages are there to receive.
         stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))
@@ -439,12 +441,15 @@ class _Parts:
         return [layer for layer in self.graph.layers if layer.name in names]
 
     def _results(self, phase: str) -> set[str]:
-        """The tensors that a phase is run for: a backbone's prediction when it samples, else the losses of all."""
+        """The names of a phase's results: a backbone's prediction when it samples, else the losses of all backbones."""
         drawn = {backbone.result for backbone in self.model.backbones if phase == sampling_phase(backbone.name)}
         return drawn or {backbone.loss for backbone in self.model.backbones}
 
     def stages(self, schedule: Schedule, results: set[str]) -> dict[int, LayerStage]:
-        """Stage id -> module, for this worker's trained stages; each yields what others read of it, and `results`."""
+        """Stage id -> its module, for this worker's trained stages.
+
+        A module's outputs are the tensors that other stages read of it, and its tensors among `results`.
+        """
         stages: dict[int, LayerStage] = {}
         for index, stage in enumerate(schedule.placement.stages):
             if stage.worker == self.place.worker and not schedule.placement.is_frozen(index):
@@ -466,7 +471,7 @@ class _Parts:
         return stages
 
     def encoder(self, schedule: Schedule, kept: tuple[str, ...]) -> Encoder | None:
-        """The frozen part, if this worker encodes in this schedule."""
+        """The object that runs the frozen part, if this worker encodes in this schedule; else None."""
         # A worker has at most one frozen stage.
         for index, stage in enumerate(schedule.placement.stages):
             if stage.worker == self.place.worker and schedule.placement.is_frozen(index):

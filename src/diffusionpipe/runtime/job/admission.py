@@ -37,7 +37,7 @@ _NONE = "none"
 _LONGEST = 1000
 """Characters of a message; longer ones are not ours."""
 _HEARD: Seconds = 5.0
-"""How long rank 0, which may hold the store, waits until all have heard why they are refused."""
+"""How long rank 0, which may hold the store, waits until all ranks have read why they are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,13 @@ def admit(store: "Store", me: Applicant, *, arrival: Seconds, proving: Seconds =
 
 
 def _check_size(store: "Store", me: Applicant, other: int, name: str) -> None:
-    """Refuse ranks that count differently: they would wait for ranks that were never started."""
+    """Check that another rank was started for the same number of ranks: else both would wait for ranks in vain.
+
+    `other`: the other rank. `name`: its name in the error.
+
+    Raises:
+        ConfigError: it was started for another number.
+    """
     size = _text(store, f"size/{other}") if store.check([f"size/{other}"]) else ""
     if size and size != str(me.world_size):
         raise ConfigError(
@@ -137,10 +143,12 @@ def _check_size(store: "Store", me: Applicant, other: int, name: str) -> None:
 
 
 def _judge(store: "Store", me: Applicant, hellos: Sequence[str], said: str, proving: Seconds) -> None:
-    """Check all proofs and answer.
+    """Check the proofs of all ranks, and write the answer into the store; rank 0 calls it.
+
+    `hellos`: of all ranks. `said`: their hash. `proving`: how long to wait for proofs.
 
     Raises:
-        ConfigError: a rank is refused; the others have heard it.
+        ConfigError: a rank is refused; the others have read the answer.
     """
     late = _missing(store, [f"proof/{rank}" for rank in range(me.world_size)], proving, pause=0.005)
     problems = []
@@ -162,7 +170,10 @@ def _judge(store: "Store", me: Applicant, hellos: Sequence[str], said: str, prov
 
 
 def _problem(proof: str, token: str | None, expected: str) -> str | None:
-    """The fault of a proof; None if it is right."""
+    """The fault of a rank's proof in words; None if it is right.
+
+    `token`: rank 0's. `expected`: the right proof.
+    """
     if not proof:
         return "sent no proof of the token"
     # It takes the same time for every wrong proof, so time says nothing of the right one.
@@ -188,7 +199,10 @@ def _mac(token: str, text: str) -> str:
 
 
 def _missing(store: "Store", keys: Sequence[str], patience: Seconds, *, pause: Seconds) -> list[int]:
-    """Positions of the keys that do not appear in time."""
+    """The indices of the `keys` that do not appear in the store in time.
+
+    `patience`: how long to look. `pause`: the time between two looks.
+    """
     missing = list(range(len(keys)))
     deadline = time.monotonic() + patience
     while missing := [place for place in missing if not store.check([keys[place]])]:
@@ -199,12 +213,15 @@ def _missing(store: "Store", keys: Sequence[str], patience: Seconds, *, pause: S
 
 
 def _text(store: "Store", key: str) -> str:
-    """The text that another process has written, made fit to be shown."""
+    """The value of a key in the store as text fit to be shown: cut to `_LONGEST`, "?" for characters that do not print.
+
+    The key must be there.
+    """
     found = store.get(key)[:_LONGEST].decode(errors="replace")
     return "".join(character if character.isprintable() else "?" for character in found)
 
 
 def _host(hello: str) -> str:
-    """The host that a rank says it is on, in brackets."""
+    """The name of the host in a rank's hello, as " (host)"; "" if it has none."""
     host = hello.partition(" ")[2]
     return f" ({host[:100]})" if host else ""

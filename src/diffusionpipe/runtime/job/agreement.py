@@ -21,7 +21,7 @@ T = TypeVar("T")
 _ERRORS = {
     kind.__name__: kind for kind in (CheckpointError, ConfigError, DataError, FileFormatError, ModelError, RecipeError)
 }
-"""Errors that keep their class on the way to another rank."""
+"""Name -> class of errors, for those that keep their class on the way to another rank."""
 _TEXT = optional(form_of(str))
 
 _Outcome: TypeAlias = tuple[T | None, str | None, Exception | None]
@@ -85,7 +85,7 @@ def from_first(
 
 
 def on_all(make: Callable[[], T]) -> T:
-    """The value that every rank makes for itself; all ranks call it.
+    """The result of `make` on this rank, after all ranks have called theirs without an error; all ranks call it.
 
     Raises:
         ConfigError: the error that `make` has raised on this rank.
@@ -123,7 +123,7 @@ def _is_distributed() -> bool:
 
 
 def _attempt(action: Callable[[], T]) -> _Outcome[T]:
-    """The action's result, or its problem in words and as it was raised."""
+    """(result, None, None) of the action or, if it fails, (None, the problem in words, its exception)."""
     try:
         return action(), None, None
     except Exception as error:
@@ -140,7 +140,10 @@ def _raise_problems(of_ranks: list[str | None], cause: Exception | None) -> None
 
 
 def _outcomes_of(form: JsonForm[T]) -> JsonForm[_Outcome[T]]:
-    """The form of `_attempt`'s results; the exception itself stays at home."""
+    """The JSON form of `_attempt`'s results without the exception, for which the reader gets None.
+
+    `form`: of the action's result.
+    """
 
     def write(outcome: _Outcome[T]) -> object:
         value, problem, _ = outcome
@@ -155,7 +158,10 @@ def _outcomes_of(form: JsonForm[T]) -> JsonForm[_Outcome[T]]:
 
 
 def _made_of(form: JsonForm[T]) -> JsonForm[_Made[T]]:
-    """The form of what rank 0 has made, or of the error that it has raised."""
+    """The JSON form of a pair: rank 0's value or None, and None or the error that rank 0 has raised.
+
+    `form`: of the value.
+    """
 
     def write(made: _Made[T]) -> object:
         value, error = made
@@ -169,7 +175,7 @@ def _made_of(form: JsonForm[T]) -> JsonForm[_Made[T]]:
 
 
 def _class_of(error: ConfigError) -> str:
-    """The name of its class, or of the nearest one above that other ranks know."""
+    """The name of the error's class or, if other ranks could not make it by `_ERRORS`, of its nearest base there."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
 
 

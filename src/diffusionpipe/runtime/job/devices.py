@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _SHOWN = 16
-"""Rows of the table in an error."""
+"""The most rows of the table in an error."""
 _HEARD: Seconds = 5.0
-"""How long a rank waits until all have read why they are refused."""
+"""How long a rank waits until all ranks have read why they are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

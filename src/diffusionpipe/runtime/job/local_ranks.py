@@ -25,7 +25,7 @@ PRELOAD = ("diffusionpipe.runtime.rehearsals.rehearsal",)
 
 
 class _Step(int):
-    """The progress that a rank reports while it is at work."""
+    """A number that a rank reports as its progress during a call; its class tells it from the call's result."""
 
 
 class LocalRanks:
@@ -120,7 +120,7 @@ def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator
 
 
 def _serve(rank: int, num_ranks: int, port: int, token: str, pipe: Connection) -> None:
-    """Run one rank in this process: call each function that the pipe sends, and send its result back."""
+    """Run one rank in this process, without end: call each function that the pipe sends, and send its result back."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
@@ -146,7 +146,7 @@ def _serve(rank: int, num_ranks: int, port: int, token: str, pipe: Connection) -
 
 
 def _reported(steps: Generator[int, None, Any], pipe: Connection) -> Any:
-    """The return value of the generator; the values that it yields are sent."""
+    """The return value of the generator, which is run to its end; the values that it yields are sent by the pipe."""
     while True:
         try:
             pipe.send((None, "", _Step(next(steps))))
@@ -155,7 +155,7 @@ def _reported(steps: Generator[int, None, Any], pipe: Connection) -> Any:
 
 
 def _end_with_parent() -> None:
-    """Ends this process, at any point of its work, as soon as the one that started the ranks is gone."""
+    """Wait until the process that started the ranks is gone, then end this process at any point of its work."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 _INTERFACES = ("lo", "lo0")
 """Names of the loopback interface: on Linux, on macOS."""
 _CHOICES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
-"""Variables that name the interface on which a library listens, and the mark of a whole name in them."""
+"""Environment variable that names the interface on which a library listens -> the mark before a whole name in it."""
 
 
 def is_loopback(address: str) -> bool:

@@ -14,22 +14,23 @@ _JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """One process's rank, number of ranks, address of the job's store, launcher and token."""
+    """One process's place in its job: rank, number of ranks, address of the job's store, launcher and token."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     """The number of the rank's device on this machine."""
     address: str = ""
-    """Host and port of the job's key-value store."""
+    """The host of the job's key-value store; `port` is the store's port."""
     port: int = 0
     store_rank: int | None = 0
     """The rank that holds the store; None: torch's elastic agent does."""
     attempt: int = 0
     """How often torchrun has restarted the job."""
     error_file: Path | None = None
+    """The file into which a failing rank writes its error for torchrun or our launcher; None: there is none."""
     launcher: int | None = None
-    """The process of our launcher, which prints this rank's errors as long as it lives."""
+    """The process id of our launcher, which prints this rank's errors as long as it lives; None: another started it."""
     token: str | None = field(default=None, repr=False)
     """The secret that every rank of the job must have; None: there is none."""
 

@@ -23,7 +23,7 @@ def end_with_parent(parent: int) -> bool:
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`: the process lives on when its parent ends."""
+    """Undo `end_with_parent`: this process no longer ends when its parent does."""
     _set_signal(0)
 
 

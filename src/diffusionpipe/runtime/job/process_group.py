@@ -214,7 +214,7 @@ def failed(error: BaseException, member: Membership) -> tuple[int, str]:
 
 
 def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:
-    """The note, and whether it is in the error file."""
+    """(note about the error, whether it has been written into the error file)."""
     # The error may be a consequence of Ctrl-C in disguise (`interrupts`).
     if was_interrupted():
         error = KeyboardInterrupt()

@@ -36,12 +36,12 @@ LEAST: Seconds = 60.0
 MEDIANS = 20
 """The limit of a step is at least this number of median steps, if the limit is "auto"."""
 PATIENCE_ELSEWHERE = 10
-"""The limit of the other phases, in limits of a step."""
+"""The limit of the other phases divided by the limit of a step."""
 _IO_UNIT = 16
-"""Log2 of the bytes read or written that count as progress: a line in a log does not."""
+"""Log2 of the number of bytes read or written that counts as progress: a line in a log has fewer."""
 
 Limit = float | Literal["auto"] | None
-"""Seconds; "auto": from the steps' durations; None: no limit."""
+"""The limit of time without progress in a step: seconds, "auto" for a multiple of the median step, None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Whereabouts:
     """The action of an iteration that is under way, and the ranks that it waits for."""
 
     action: str
-    """E.g. "1F0"; "the end of the iteration" while its transfers end."""
+    """The action in words, as `engine.executor.named` gives it; "the end of the iteration" while its transfers end."""
     awaited: tuple[int, ...] | None = None
     """The ranks that the action waits for; () where they are not known, None if it runs."""
 
@@ -58,7 +58,7 @@ class Located(Protocol):
     """An executor whose position in an iteration can be asked for from any thread."""
 
     def passed(self) -> tuple[int, ...]:
-        """Numbers that differ after every action: iterations begun, and marks of time passed in the last two."""
+        """Numbers that change with every action: iterations begun, and marks of time passed in each of the last two."""
         ...
 
     def whereabouts(self) -> Whereabouts | None:
@@ -88,13 +88,15 @@ class Moment:
     step: int
     """The step under way, counted from 1; 0 before the first."""
     action: str = ""
+    """The action under way in words; "" if there is none."""
     helper: int | None = None
-    """The data worker that it waits for."""
+    """The process id of the data worker that it waits for; None: it waits for none."""
     waits: tuple[int, ...] | None = None
     """The ranks that it waits for; () means all others, None that it waits for no rank."""
     still: Seconds = 0.0
-    """Time since the rank's last progress, in seconds."""
+    """The time since the rank's last progress, in seconds."""
     limit: Seconds | None = None
+    """The time without progress that is allowed in this phase, in seconds; None: any."""
 
     @property
     def is_over_limit(self) -> bool:
@@ -112,14 +114,16 @@ class Moment:
 
 @dataclass(slots=True)
 class _Beside:
-    """The work of another thread. Mutable: the watchdog's thread notes what it has seen."""
+    """The work of a thread beside the main one, and its progress as the watchdog's thread has seen it last."""
 
     name: str
+    """The work in words, such as "writing the checkpoint"."""
     thread: int
-    """The number that the system gives it."""
+    """The number that the system gives the thread."""
     seen: int = -1
-    """Bytes that the process has read and written, in units."""
+    """The bytes that the thread has read and written, in units of 2 ** `_IO_UNIT`."""
     still: Seconds = 0.0
+    """The time since the thread's last progress, in seconds."""
 
 
 class Progress:
@@ -133,7 +137,7 @@ class Progress:
         self.step = 0
         """The training step under way, counted from 1; 0 before the first."""
         self.executors: Sequence[Located] = ()
-        """Executors of this rank, for the position in an iteration."""
+        """The executors of this rank, which are asked for its position in an iteration."""
         self.folder: Path | None = None
         """The folder to which stacks are written; None: they are not."""
         self._stuck_after: Limit = None
@@ -157,7 +161,7 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """While the block runs, the rank is in the phase `name`, e.g. "saving"; then in the one before again."""
+        """While the block runs, the rank is in the phase `name`, e.g. "saving"; then again in the phase before."""
         self._phases.append(name)
         self._count += 1
         try:
@@ -295,7 +299,7 @@ _COLLECTIVES = {
     ("diffusionpipe.runtime.job.watchdog", "_finish"),
     ("diffusionpipe.runtime.job.process_group", "gather_via_store"),
 }
-"""Modules, and functions if not all of them, in which a rank waits for others."""
+"""(module, function) in which a rank waits for other ranks; function None stands for all of the module."""
 
 
 def is_in_collective(frame: FrameType | None) -> bool:

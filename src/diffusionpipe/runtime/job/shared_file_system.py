@@ -14,7 +14,7 @@ from diffusionpipe.units import Seconds
 
 
 def check_shared_file_system(folder: Path, *, patience: Seconds = 10.0) -> None:
-    """Check that every rank can write into the folder and sees what the first rank writes there, and the reverse.
+    """Check that every rank can write into the folder and sees the first rank's file there, and the first all others'.
 
     Every rank calls it at the start, instead of finding out at the first checkpoint. A network file system
     may show a new file late: a rank looks again for `patience` seconds.
@@ -46,7 +46,11 @@ def check_shared_file_system(folder: Path, *, patience: Seconds = 10.0) -> None:
 
 
 def _write_token(path: Path) -> None:
-    """Writes this rank's sign."""
+    """Write a file with its own name as its content, and the folders above it.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(path.name, encoding="utf-8")
@@ -55,7 +59,7 @@ def _write_token(path: Path) -> None:
 
 
 def _wait_for(tokens: Iterable[Path], patience: Seconds) -> list[bool]:
-    """Which of the tokens appear in time."""
+    """For each file, whether it appears within `patience` seconds."""
     paths = list(tokens)
     deadline = time.monotonic() + patience
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:
@@ -66,6 +70,6 @@ def _wait_for(tokens: Iterable[Path], patience: Seconds) -> list[bool]:
 
 
 def _ranks_of_nodes(ranks: list[int], nodes: list[str]) -> list[tuple[str, str]]:
-    """Each node with its ranks among these, as text."""
+    """(node, its ranks among `ranks` as text) for each node that has some; `nodes`: the node of every rank."""
     names = dict.fromkeys(nodes[rank] for rank in ranks)
     return [(name, ", ".join(str(rank) for rank in ranks if nodes[rank] == name)) for name in names]

@@ -30,7 +30,7 @@ from diffusionpipe.runtime.job.progress import Moment, Progress
 from diffusionpipe.units import Seconds
 
 _SHOWN = 3
-"""Waiting ranks that a message names."""
+"""The most waiting ranks that a message names."""
 
 
 def moment_to_text(moment: Moment) -> str:
@@ -51,7 +51,10 @@ def parse_moment(text: str) -> Moment:
 
 
 def may_judge(mine: Moment, grace: Seconds) -> bool:
-    """Whether a rank has to look for the one that hangs: itself, or after `grace` the one it waits for."""
+    """Whether a rank has to look now for the rank that hangs: its time without progress is over its limit.
+
+    If it waits for other ranks, it must be over by `grace` seconds more. `mine`: the moment of the rank.
+    """
     if mine.limit is None or not mine.is_over_limit:
         return False
     # A rank that waits leaves the hanging one the time to judge itself and to name what it does.
@@ -66,7 +69,7 @@ def are_settled(moments: Mapping[int, Moment]) -> bool:
 def root_cause(moments: Mapping[int, Moment], rank: int) -> Moment | None:
     """The moment of the rank that hangs, found along the waits from `rank`; None if one on the way makes progress.
 
-    `moments`: by rank. Of ranks that wait for each other in a circle, the one in the earliest step.
+    `moments`: by rank. Of ranks that wait for each other in a circle it is the one in the earliest step.
     """
     path: list[int] = []
     while rank not in path and rank in moments:
@@ -83,7 +86,10 @@ def root_cause(moments: Mapping[int, Moment], rank: int) -> Moment | None:
 
 
 def _next(moments: Mapping[int, Moment], rank: int) -> int:
-    """The rank that matters among those that `rank` waits for: one that waits for none, longest without progress."""
+    """The rank to follow among those that `rank` waits for: one that waits for none, longest without progress.
+
+    If none of them is in `moments`, it is `rank` itself.
+    """
     awaited = moments[rank].waits or tuple(other for other in moments if other != rank)
     # Ranks without a beat so far are not in `moments`.
     known = [moments[one] for one in awaited if one in moments and one != rank]

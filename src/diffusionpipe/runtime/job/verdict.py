@@ -33,7 +33,7 @@ class RankProcess:
     host: str
     pid: int
     machine: str
-    """Equal on two ranks that see each other's processes; "" where that is unknown."""
+    """A name that is equal on two ranks that see each other's processes; "" where that is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,12 @@ class Verdict:
 
     fate: ExitReason
     reason: str
+    """The words that follow the name of the rank in messages, such as "failed: ..."."""
     member: RankProcess | None = None
     """The rank that ended the run; None: the launcher that held the store ended it."""
 
     def message(self, rank: int) -> str:
-        """The text that `rank` prints about the end of the run."""
+        """The text that the rank `rank` prints about the end of the run."""
         member = self.member
         if member is None:
             return f"the launcher {self.reason}\nRank {rank} stops too."
@@ -60,12 +61,12 @@ class Verdict:
 
 
 def this_member(rank: int) -> RankProcess:
-    """The host, process id and machine of this process, as the process of `rank`."""
+    """The record of this process as the process of `rank`: its host, process id and machine."""
     return RankProcess(rank=rank, host=socket.gethostname(), pid=os.getpid(), machine=_machine())
 
 
 def is_gone(member: RankProcess, seen_from: RankProcess) -> bool:
-    """Whether the process has certainly ended; always False for one that cannot be seen from `seen_from`."""
+    """Whether the rank's process has certainly ended; always False for one that cannot be seen from `seen_from`."""
     if not _is_visible(member, seen_from):
         return False
     state = state_of_process(member.pid)
@@ -77,11 +78,11 @@ FROZEN = {
     "t": "stopped by a debugger (state t)",
     "D": "waiting for a device or a file system (state D)",
 }
-"""States of a process that does not answer, as people call them."""
+"""The letter of a process's state in /proc -> its name in words, for states in which a process does not answer."""
 
 
 def why_frozen(member: RankProcess, seen_from: RankProcess) -> str | None:
-    """Why the process does not answer, as a text (stopped, debugged, waiting for a disk); None: neither, or unseen."""
+    """The reason why the process does not answer, one of `FROZEN`'s texts; None: it has no such state, or is unseen."""
     return FROZEN.get(state_of_process(member.pid) or "") if _is_visible(member, seen_from) else None
 
 
@@ -99,27 +100,27 @@ def state_of_process(pid: int) -> str | None:
 
 
 def _is_visible(member: RankProcess, seen_from: RankProcess) -> bool:
-    """Whether one process can see the other."""
+    """Whether the process `seen_from` can see the process `member`."""
     return bool(seen_from.machine) and member.machine == seen_from.machine
 
 
 def parse_member(text: str) -> RankProcess:
-    """The rank's process that `json.dumps(asdict(member))` wrote.
+    """The rank's process in a JSON text that `json.dumps(asdict(member))` has made.
 
     Raises:
         ValueError: the text is not JSON.
-        TypeError: its fields are others.
+        TypeError: it has other fields.
     """
     return RankProcess(**json.loads(text))
 
 
 def parse_verdict(text: str) -> Verdict:
-    """The verdict that `json.dumps(asdict(verdict))` wrote.
+    """The verdict in a JSON text that `json.dumps(asdict(verdict))` has made.
 
     Raises:
         ValueError: the text is not JSON, or it has an unknown fate.
         KeyError: a field is missing.
-        TypeError: the fields of the member are others.
+        TypeError: the member has other fields.
     """
     found = json.loads(text)
     member = None if found["member"] is None else RankProcess(**found["member"])
@@ -127,7 +128,10 @@ def parse_verdict(text: str) -> Verdict:
 
 
 def _machine() -> str:
-    """A name of this boot and process namespace: containers may share a host's name, but not each other's processes."""
+    """A name of this machine's boot and of the process namespace of this process; "" where the system has none.
+
+    Containers may share a host's name, but not each other's processes.
+    """
     boot = boot_id()
     try:
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}" if boot else ""

@@ -22,6 +22,7 @@ class Post:
     store_rank: int | None = None
     """The rank whose process holds the store; None: the launcher's does."""
     interval: Seconds = 1.0
+    """The time between two beats."""
     patience: Seconds = 8.0
     """Silence after which a rank counts as gone: above any pause of a healthy rank, and 15 s with all delays."""
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # no stub has it
 
 _LONGEST = 300
-"""Characters of a reason that repeats what others have written."""
+"""The most characters of a reason that repeats a text from the store."""
 
 
 class Watchdog:
@@ -74,7 +74,7 @@ class Watchdog:
     `connect` opens the watchdog's own connection to the store. `end` is called with the message in the watchdog's
     thread when the run is over and the main thread has not taken notice by itself. `note` is called with this rank's
     own error before any other rank can hear of it: a rank that hears it may end, and the launcher then ends this rank
-    too. `guard()` is its life.
+    too. `guard` starts and ends it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Watchdog:
         self._post, self._connect, self._end, self._note = post, connect, end, note
         self._progress = progress or Progress(post.rank)
         self.remedy: Callable[[], str] = lambda: ""
-        """A function: the user's remedy after the end; for the message of this rank."""
+        """A function that returns the remedy for the user, as the end of this rank's message about the verdict."""
         self._me = this_member(post.rank)
         self._store: Store | None = None
         self._lock = threading.Lock()
@@ -102,11 +102,11 @@ class Watchdog:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The rank that ended the run, and how; None while all is well."""
+        """The verdict that this watchdog has posted or read: the rank that ended the run, and how; None before that."""
         return self._verdict
 
     def failure(self) -> PeerError | None:
-        """The verdict as an error of this rank, with the remedy; None while all is well."""
+        """The verdict as an error of this rank, with the remedy; None if there is no verdict."""
         return PeerError(self._message(self._verdict)) if self._verdict is not None else None
 
     def _message(self, verdict: Verdict) -> str:
@@ -114,7 +114,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator["Watchdog"]:
-        """Watch while the block runs; it is left in good order only after every rank has reached its end.
+        """Watch the job while the block runs; a block without an error ends only when all ranks have reached its end.
 
         Raises:
             PeerError: instead of a broken connection's error, when another rank is its cause.
@@ -183,7 +183,11 @@ class Watchdog:
         return error
 
     def _finish(self) -> None:
-        """Wait until every rank has come to its end in good order, then stop watching."""
+        """Wait until every rank has come to the end of its block without an error, then stop watching.
+
+        Raises:
+            PeerError: a rank has ended the run, or is frozen when the others have left.
+        """
         if self._store is None:
             return
         # A count and not a list: one request tells whether all are there.
@@ -242,7 +246,10 @@ class Watchdog:
                 self._conclude(Verdict(fate=ExitReason.STUCK, reason=reason, member=self._me))
 
     def _look(self, last: Seconds) -> Moment:
-        """The work of this rank now. A pause of the whole machine does not count as a hang."""
+        """The moment of this rank now; of the time since `last`, two intervals count at most.
+
+        So a pause of the whole machine does not count as a hang.
+        """
         # Two intervals at most, because in a pause of the machine no rank could make progress.
         return self._progress.look(min(time.monotonic() - last, 2 * self._post.interval))
 
@@ -265,9 +272,9 @@ class Watchdog:
         return self._publish(Verdict(fate=ExitReason.STUCK, reason=reason, member=member))
 
     def _dump_stacks(self) -> None:
-        """Write this rank's stacks.
+        """Write the Python stacks of this rank into its file, and wait for a short time until all ranks have done so.
 
-        The first rank that ends gets the others killed, so wait until they have written too.
+        The first rank that ends gets the others killed.
         """
         dump_stacks(self._progress)
         if self._store is None:
@@ -310,15 +317,15 @@ class Watchdog:
         return self._take(parse_verdict(text), waits=self._post.rank == self._post.store_rank) if text else None
 
     def _publish(self, verdict: Verdict) -> Verdict:
-        """Post `verdict` unless one is there already; return the one that counts, once the others could hear it."""
+        """Post `verdict` unless one is posted already; returns the one that counts, once other ranks could read it."""
         # compare_set writes only where no verdict is, so the first one counts.
         text = self._requests().compare_set("verdict", "", json.dumps(asdict(verdict))).decode()
         return self._take(parse_verdict(text), waits=True)
 
     def _take(self, verdict: Verdict, *, waits: bool) -> Verdict:
-        """Confirm that this rank has heard `verdict`.
+        """Count this rank among those that have read `verdict`, and return it.
 
-        The rank that posted it or holds the store waits for the others.
+        `waits`: whether to wait for the other ranks to read it, as the rank that posted it or holds the store does.
         """
         store = self._requests()
         # A rank that failed confirms its own verdict. With other fates the culprit may be gone and is not waited for.

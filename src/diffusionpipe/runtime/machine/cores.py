@@ -7,7 +7,7 @@ from pathlib import Path
 from diffusionpipe.units import Seconds
 
 _MOST = 8
-"""Data workers per rank; more of them decode no faster than a fast disk reads."""
+"""The most data workers per rank; more of them decode no faster than a fast disk reads."""
 
 
 def num_cores() -> int:

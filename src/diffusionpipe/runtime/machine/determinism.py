@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 import torch
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-"""Read by cuBLAS when it starts."""
+"""The environment variable for cuBLAS's working memory, which cuBLAS reads when it starts."""
 
 
 def be_deterministic(environ: MutableMapping[str, str]) -> None:

@@ -16,7 +16,8 @@ from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, Tra
 from diffusionpipe.units import Seconds
 
 LAUNCHED = "DIFFUSIONPIPE_LAUNCHED"
-"""Our launcher's process id, set for its ranks: they leave their errors in the error file, it prints the cause."""
+"""The environment variable with our launcher's process id, set for its ranks: they leave their errors in the error
+file, and it prints the cause."""
 INTERRUPTED = "interrupted by Ctrl-C outside of the training steps; no new checkpoint was saved"
 
 _NO_THREAD = "can't start new thread"
@@ -29,7 +30,7 @@ _DISK = {
     errno.EDQUOT: "free space within your quota, or choose another folder",
     errno.EROFS: "choose a folder on a disk that can be written",
 }
-"""States of a disk, with their remedies."""
+"""Error number of a disk's state -> the remedy."""
 _PLACES = {
     errno.EISDIR: "move that folder away",
     errno.ENOTDIR: "a file is where a folder should be; move it away",
@@ -39,14 +40,14 @@ _PLACES = {
     errno.ELOOP: "its links lead back to each other; remove them",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""The obstacles at a place that the user has chosen, with the remedies."""
+"""Error number of an obstacle at a path that the user has chosen -> the remedy."""
 _SHOWN = 300
-"""Characters of a path in a message."""
+"""The most characters of a path in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureNote:
-    """The message, exit status and time of a rank's failure, and whether another rank or a restart matters."""
+    """The failure of a rank: message, exit status, time, whether another rank caused it, whether it would recur."""
 
     message: str
     exit_code: int
@@ -55,7 +56,7 @@ class FailureNote:
     time: Seconds
     """The time of the failure, in seconds since the epoch."""
     is_common: bool = False
-    """Whether all ranks have failed alike, so that none is to be named."""
+    """Whether all ranks have failed alike, so that messages name no rank."""
     would_recur: bool = False
     """Whether a restart from the last checkpoint would fail in the same way."""
 

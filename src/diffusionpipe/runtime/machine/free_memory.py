@@ -30,14 +30,16 @@ def _available(proc: Path) -> Bytes | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Version:
-    """The files of one version of control groups."""
+    """The names of the files in which one version of Linux control groups shows the memory of a group."""
 
     root: str
-    """Below the mount of control groups."""
+    """The folder of all groups, relative to the mount of control groups."""
     limit: str
+    """The file in a group's folder with the most bytes that it may use."""
     used: str
+    """The file in a group's folder with the bytes in use."""
     files: str
-    """Name in memory.stat of the memory that files occupy and that can be dropped, of the groups below too."""
+    """The key in memory.stat for the memory of files that can be dropped, with the groups inside the group."""
 
 
 _SECOND = _Version(root=".", limit="memory.max", used="memory.current", files="inactive_file")
@@ -47,7 +49,7 @@ _FIRST = _Version(
 
 
 def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
-    """Bytes left in the group of this process and in all groups around it: each may have a limit of its own."""
+    """Bytes left in the control group of this process and in each group around it; None for one without a limit."""
     # The group's path in each version; a system may have both.
     own = {_SECOND: "/", _FIRST: "/"}
     with suppress(OSError):  # then the root: a container sees its own group there
@@ -66,7 +68,10 @@ def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
 
 
 def _left(group: Path, version: _Version) -> Bytes | None:
-    """Limit less use; memory of files counts as free, because it can be dropped."""
+    """Bytes left in the control group with this folder: its limit less its use; None without a limit.
+
+    Memory of files counts as free, because it can be dropped.
+    """
     try:
         limit = (group / version.limit).read_text(encoding="utf-8", errors="replace").strip()
         used = int((group / version.used).read_text(encoding="utf-8", errors="replace"))

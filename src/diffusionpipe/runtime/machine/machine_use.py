@@ -22,12 +22,12 @@ from diffusionpipe.units import Seconds
 
 PROC = Path("/proc")
 WINDOW: Seconds = 1.0
-"""Over so long a time ticks say what a core did to a percent."""
+"""The least time that is judged at once: over it, the ticks of a core are exact to a percent."""
 _UNUSED = (3, 4, 5, 6)
-"""Columns of a core in /proc/stat: idle, iowait, irq, softirq. A sum of the others is less exact, because a tick counts
-for the one program that runs when it comes; idle time is measured."""
+"""The indices of the columns of a core in /proc/stat in which it runs no program: idle, iowait, irq, softirq. A sum of
+the others is less exact, because a tick counts for the one program that runs when it comes; idle time is measured."""
 _OWN, _ENDED = (11, 12), (13, 14)
-"""Columns after a process's name in /proc/PID/stat: utime and stime, then the same of its ended children."""
+"""The indices of columns after a process's name in /proc/PID/stat: its utime and stime; the same of ended children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class Counters:
     """Times that one rank reads at one moment: the clock, its cores' idle time, its processor time. All only grow."""
 
     clock: Seconds
+    """The time by the host's clock, `perf_counter`."""
     unused: Seconds
     """Seconds in which the cores of `CorePlace` have run no program, added up over the cores."""
     own: Seconds
@@ -45,7 +46,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class StepCounters:
-    """The times of one rank before and after a step."""
+    """The counters of one rank at the beginning and at the end of a step."""
 
     begin: Counters
     end: Counters
@@ -57,21 +58,21 @@ class CorePlace:
 
     machine: str
     cores: tuple[int, ...]
-    """Numbers of the cores that the rank may use."""
+    """The numbers of the cores that the rank may use."""
     threads: int
-    """Threads of its own that can compute at once."""
+    """The number of its own threads that can compute at once."""
     helpers: int
-    """Processes that it has started: data workers."""
+    """The number of processes that it has started: its data workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreUse:
-    """Parts, 0 to 1, of a machine's cores: used by other programs, left by the job, and the first one's error."""
+    """Parts of a machine's cores, from 0 to 1: used by other programs, and left by the job; and the first's error."""
 
     others: float
     """The part that other programs used."""
     room: float
-    """The part that is left where all threads of the job compute at once."""
+    """The part that is left when all threads and data workers of the job compute at once."""
     doubt: float
     """The most by which `others` may be too large or too small, because counters are ticks."""
 
@@ -96,7 +97,7 @@ def machine_name() -> str:
 
 
 def place_of(threads: int) -> CorePlace:
-    """The machine, cores and data workers of this process; `threads`: how many of its threads compute at once."""
+    """The machine, cores and data workers of this process; `threads`: how many of its threads can compute at once."""
     return CorePlace(
         machine=machine_name(),
         cores=own_cores(),
@@ -111,7 +112,7 @@ def cores_of(places: Sequence[CorePlace], machine: str) -> tuple[int, ...]:
 
 
 def read_counters(cores: Iterable[int]) -> Counters | None:
-    """The idle time of these cores and the processor time of this process; None where the kernel shows none."""
+    """The counters of this process now, with the idle time of these `cores`; None where the kernel shows none."""
     names = {f"cpu{core}" for core in cores}
     try:
         rows = [line.split() for line in (PROC / "stat").read_text(encoding="ascii").splitlines()]
@@ -136,7 +137,10 @@ def _ticks(process: Path, columns: Sequence[int]) -> int:
 
 
 def _family_ticks(process: Path) -> int:
-    """Ticks of a process and all below it; 0 if it has just ended: then it counts among the ended ones."""
+    """The processor time of a process and of all that it has started, in ticks; 0 if the process has just ended.
+
+    It then counts among its parent's ended children. `process`: its folder in /proc.
+    """
     try:
         return _ticks(process, (*_OWN, *_ENDED)) + sum(map(_family_ticks, _children(process)))
     except OSError:
@@ -144,7 +148,7 @@ def _family_ticks(process: Path) -> int:
 
 
 def _children(process: Path) -> list[Path]:
-    """The processes that any thread of a process has started; none where the kernel does not list them."""
+    """The folders in /proc of the processes that a process has started; none where the kernel does not list them."""
     texts = []
     for thread in (process / "task").glob("*/children"):
         try:
@@ -155,10 +159,10 @@ def _children(process: Path) -> list[Path]:
 
 
 def used_by_others(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]]) -> list[CoreUse]:
-    """For each step, the use of cores by other programs on the machine on which they leave least.
+    """For each step, the use of cores on the machine where `others` exceeds `room` the most.
 
-    It is measured in a window of steps around each that lasts `WINDOW` seconds, if there are enough. `places`: of each
-    rank. `ranks`: the counters of each rank, step by step.
+    It is measured in a window of steps around the step that lasts `WINDOW` seconds, if there are enough. `places`: the
+    machine and cores of each rank. `ranks`: the counters of each rank, step by step.
     """
     machines = sorted({place.machine for place in places})
     members = [[rank for rank, place in enumerate(places) if place.machine == machine] for machine in machines]
@@ -170,7 +174,10 @@ def used_by_others(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCou
 
 
 def _use(places: Sequence[CorePlace], ranks: Sequence[Sequence[StepCounters]], step: int) -> CoreUse:
-    """Use of one machine, in the window around a step."""
+    """The use of one machine's cores in the window around a step.
+
+    `places`, `ranks`: as in `used_by_others`, of the ranks on this machine alone.
+    """
     first, last, count = step, step, len(ranks[0])
     # The window grows on both sides; ranks meet in every step, so the clock of one serves for all.
     while ranks[0][last].end.clock - ranks[0][first].begin.clock < WINDOW and last - first + 1 < count:

@@ -15,8 +15,8 @@ def occupied_memory(device: torch.device) -> dict[str, float]:
 
     Of the device: allocated by tensors now, reserved by torch now, allocated at the peak; of the host: in RAM now.
 
-    The allocator's own counts: nothing waits for the device. A device without counts has no entries, and neither has a
-    host that does not say.
+    The counts are the allocator's own, so nothing waits for the device. A device without counts has no entries, and a
+    host that does not show its use has none either.
     """
     found: dict[str, float] = {}
     if device.type == "cuda":
@@ -30,6 +30,6 @@ def occupied_memory(device: torch.device) -> dict[str, float]:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let the peak of allocated memory be counted from now on; on devices other than CUDA nothing."""
+    """Reset the peak of allocated memory, so that it counts from now on; on devices other than CUDA do nothing."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -23,7 +23,7 @@ _ROUNDING: Seconds = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClock:
-    """The clock by which a rank timed a step: its machine, when the rank left the barrier, and when its times begin."""
+    """The clock by which a rank timed a step, and two moments of the step on it, in seconds."""
 
     machine: str
     """Ranks with the same name read the same host clock."""
@@ -32,7 +32,7 @@ class RankClock:
     met: Seconds
     """The time at which the rank left the barrier in front of the step, or its start where there was none."""
     began: Seconds
-    """The time from which its spans count."""
+    """The time that is 0 for the rank's spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,9 @@ class RankTrace:
 
     clock: RankClock
     spans: tuple[Span, ...]
+    """The actions with their start and end."""
     update: tuple[Phase, ...]
+    """The parts of the update with their start and end."""
     schedule: Schedule | None = None
     """The schedule of the rank's copy where the step has micro-batches of its own; None: the plan's."""
 
@@ -51,8 +53,10 @@ class MessageTimes:
     """When one message was sent and when it was read, each in seconds from the start of that rank's own times."""
 
     sender: int
+    """The rank that sent it."""
     sent: Seconds
     reader: int
+    """The rank with the action that read it."""
     read: Seconds
 
 
@@ -88,7 +92,7 @@ def timeline_of(mesh: Mesh, schedule: Schedule, traces: Sequence[RankTrace]) -> 
 
 
 def _readings(mesh: Mesh, schedules: Sequence[Schedule], traces: Sequence[RankTrace]) -> Iterator[MessageTimes]:
-    """The messages between ranks, copy by copy; `schedules`: of the copies."""
+    """The times of all messages between ranks, one data-parallel copy after the other; `schedules`: of each copy."""
     for group, schedule in enumerate(schedules):
         waits = waits_of(schedule)
         ranks = [mesh.rank(group, worker) for worker in range(mesh.pipeline)]
@@ -128,7 +132,7 @@ def starts_of(clocks: Sequence[RankClock], readings: Iterable[MessageTimes]) -> 
 def lateness(met: Sequence[Seconds], machines: Sequence[str]) -> list[Seconds]:
     """How much later than the first rank of its machine each rank left the barrier, in seconds.
 
-    `met`: when each rank left it. `machines`: of each rank.
+    `met`: when each rank left it, by its machine's clock. `machines`: the name of each rank's machine.
     """
     first: dict[str, Seconds] = {}
     for machine, time in zip(machines, met, strict=True):
@@ -137,9 +141,9 @@ def lateness(met: Sequence[Seconds], machines: Sequence[str]) -> list[Seconds]:
 
 
 def _least_shifts(count: int, least: dict[tuple[int, int], Seconds]) -> list[Seconds]:
-    """The least shifts with `shift[b] - shift[a] >= least[a, b]`, each at least 0; all 0 where there are none.
+    """The least shifts of `count` clocks with `shift[b] - shift[a] >= least[a, b]`, in seconds, each at least 0.
 
-    Longest paths by Bellman and Ford's relaxations.
+    All are 0 where no shifts satisfy this. Longest paths by Bellman and Ford's relaxations.
     """
     shifts = [0.0] * count
     # A longest path has less than `count` edges. If a further round still finds one, the gaps contradict each other.

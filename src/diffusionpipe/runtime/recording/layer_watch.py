@@ -7,7 +7,7 @@ from diffusionpipe.runtime.recording.trace import recorder_for
 
 
 class LayerWatch:
-    """Records how long each layer's forward takes, while it is on. Mutable."""
+    """Records how long each layer's forward takes, from `start` to `stop`."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_on = False
@@ -17,7 +17,7 @@ class LayerWatch:
         start."""
 
     def start(self) -> None:
-        """Forget what was noted, and note from now on."""
+        """Forget all recorded times, and record from now on."""
         self._recorder.reset()
         self._noted.clear()
         self.is_on = True

@@ -137,7 +137,8 @@ class Recording:
     worker: int
     recorder: StreamRecorder
     steps: Sequence[tuple[tuple[int, int], object]]
-    """The marks at the start and the end of everything that ran, and its kind: an action, or the work before one."""
+    """((mark at its start, mark at its end), action) of all that ran; a function in place of an action: casts of
+    weights."""
 
     @property
     def _last_mark(self) -> int:
@@ -151,8 +152,8 @@ class Recording:
     def busy(self, *, apart_from: Op | None = None) -> tuple[Seconds, Seconds]:
         """(seconds in which the worker computed, length of the iteration in seconds); on GPUs it waits for its end.
 
-        Both by the marks: on a GPU the host's clock would give the time that issuing the work took. The waits of
-        actions of the kind `apart_from` do not count as length.
+        Both follow from the marks: on a GPU the host's clock would give the time that issuing the work took. The length
+        is without the waits in front of actions with the op `apart_from`.
         """
         times = self.recorder.times(self._last_mark + 1)
         computing = [marks for marks, step in self.steps if not isinstance(step, Action) or step.op in TIMED_OPS]
@@ -186,9 +187,9 @@ class Recording:
         return self.recorder.times()[self._last_mark :]
 
     def position(self) -> tuple[int, bool] | None:
-        """The index in `steps` of the running one, and whether it still waits; `len(steps)` after the last one.
+        """(index in `steps` of the step under way, whether it still waits); the index is `len(steps)` after the last.
 
-        None where nothing is under way. It never waits, and any thread may call it.
+        None if no iteration is under way. It never waits, and any thread may call it.
         """
         passed = self.recorder.passed()
         if not 0 < passed <= self._last_mark:
@@ -199,8 +200,8 @@ class Recording:
 def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
     """(number of the mark at its start, number of the mark at its end) for each action.
 
-    `waits`: whether each one waits. There is a mark at the start of the iteration, one after every wait and one after
-    every action.
+    `waits`: for each action, whether it has a wait. There is a mark at the start of the iteration, one after every wait
+    and one after every action.
     """
     marks, last = [], 0
     for does_wait in waits:
@@ -211,7 +212,7 @@ def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
 
 
 def position_of(marks: Sequence[tuple[int, int]], passed: int) -> tuple[int, bool]:
-    """The index of the action under way and whether it still waits; (`len(marks)`, False) after the last action.
+    """(index of the action under way, whether it still waits); (`len(marks)`, False) after the last action.
 
     `marks` as `marks_of` returns them; `passed`: the number of marks that the stream has passed.
     """

@@ -39,7 +39,7 @@ BLOCKED: Seconds = 1e-4
 
 @dataclass(slots=True)
 class DeviceClock:
-    """The time at which a rank's virtual device will have done all that it was given. Mutable.
+    """The clock of a rank's virtual device: the time at which it will have done all work that it was given.
 
         device   | F0 |     | F1 | B0 |        its queue: an action begins when the one before is over and its
         host     | F0 late|    F1 late |B0     messages are there, however late the host is
@@ -49,9 +49,10 @@ class DeviceClock:
     """
 
     free: Seconds = 0.0
+    """The time at which the device is free again, by the host's clock."""
 
     def begin(self) -> None:
-        """Let the device be idle at this moment."""
+        """Set the clock to this moment, at which the device is idle."""
         self.free = perf_counter()
 
     def wait(self, duration: Seconds) -> None:
@@ -62,13 +63,13 @@ class DeviceClock:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A message on its way to a device."""
+    """The receive of a message whose wait also sets the clock of the virtual device."""
 
     work: Pending
     clock: DeviceClock
 
     def wait(self) -> None:
-        """See `Pending`. A device that had to wait begins its next action now."""
+        """Block until the message is there; a device that had to wait for it begins its next action now."""
         start = perf_counter()
         self.work.wait()
         end = perf_counter()
@@ -78,7 +79,7 @@ class _Arrival:
 
 @dataclass(frozen=True, slots=True)
 class _Listening:
-    """A transport whose arrivals a clock hears of."""
+    """A transport whose receives set the clock of the virtual device when a message comes late."""
 
     transport: Transport
     clock: DeviceClock
@@ -116,10 +117,11 @@ class VirtualRun:
     """The tensors of the schedule's edges, `inputs` and the losses, by name, with the types and shapes in which they
     travel."""
     mesh: Mesh
-    """Mesh of the ranks that rehearse."""
+    """The mesh of the ranks that rehearse."""
     inputs: tuple[str, ...] = ()
     """The names of the model's raw inputs."""
     backbones: tuple[Backbone, ...] = ONE_BACKBONE
+    """The backbones of the model, with the names of their losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +129,13 @@ class RankIteration:
     """The measured start, end, spans and processor time of one rehearsed iteration on one rank, in seconds."""
 
     start: Seconds
+    """The start of the iteration, on the clock that all processes of a machine share."""
     end: Seconds
-    """The end of the iteration, on the clock that all processes of a machine share."""
+    """The end of the iteration, on the same clock."""
     spans: tuple[Span, ...]
-    """`worker` is the rank; times count from `start`."""
+    """The start and end of each action, from `start` on; `worker` is the rank."""
     cpu: Seconds
-    """Processor time of all its threads."""
+    """The processor time of all threads of the rank in the iteration."""
 
 
 def rehearse(
@@ -249,6 +252,7 @@ class VirtualShards:
     """A sharded block in a rehearsal: gathering its weights is a wait, also of the virtual device."""
 
     gathering: VirtualReduction
+    """The wait in place of the gathering."""
     clock: DeviceClock
 
     def prepare(self) -> None:

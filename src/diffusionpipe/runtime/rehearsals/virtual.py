@@ -42,9 +42,9 @@ def precise_wait(duration: Seconds) -> None:
 
 
 class VirtualCompute:
-    """Returns zeros for tensors: it waits `forward` when called and `backward` when the gradients come back.
+    """A stage's compute as waits: a call waits `forward` seconds and returns zeros, their backward waits `backward`.
 
-    Where the backward is split it waits `input_grad` then, and `weight_grad` when that is run.
+    Where the backward is split, op I waits `input_grad` seconds and op W `weight_grad`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class VirtualCompute:
         self._weight = torch.zeros((), requires_grad=True)
 
     def __call__(self, *inputs: Tensor, deferred: Deferred | None = None) -> tuple[Tensor, ...]:
-        """The tensors of `writes`, of as many rows as the inputs have."""
+        """Zeros for the tensors of `writes`, with as many rows as the inputs, after `forward` seconds."""
         outputs: tuple[Tensor, ...] = _WaitFunction.apply(self, deferred, self._weight, *inputs)  # type: ignore[no-untyped-call]
         return outputs
 
@@ -77,6 +77,8 @@ class VirtualCompute:
 
 
 class _WaitFunction(torch.autograd.Function):
+    """The waits of a `VirtualCompute` for autograd: outputs and gradients of inputs are zeros."""
+
     @staticmethod
     def forward(
         ctx: Any, compute: VirtualCompute, deferred: Deferred | None, weight: Tensor, *inputs: Tensor
@@ -112,6 +114,7 @@ class VirtualStage:
     """A stage whose forward and backward are waits, and whose outputs are zeros; see `StageModule`."""
 
     reads: tuple[str, ...]
+    """The names of the tensors that a forward needs."""
     compute: VirtualCompute
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> dict[str, Tensor]:

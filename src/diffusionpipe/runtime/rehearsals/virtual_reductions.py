@@ -34,11 +34,12 @@ class ReductionStream:
     """The queue of a rank's reductions and gathers, which run one after the other in the order of their starts."""
 
     free: Seconds = 0.0
+    """The time at which the last one whose end is found ends, by the host's clock."""
     queue: deque["VirtualReduction"] = field(default_factory=deque)
-    """Reductions of which it is not yet known when they end."""
+    """Reductions and gathers that have started and whose end is not found yet."""
 
     def settle(self, one: "VirtualReduction") -> None:
-        """Find out when this reduction ends, and all before it in the queue; it waits for the other ranks' starts."""
+        """Find the end of this reduction and of all before it in the queue; it waits for the other ranks' starts."""
         while one.is_pending:
             self.queue.popleft().settle()
 
@@ -49,14 +50,15 @@ class VirtualReduction:
 
     duration: Seconds
     place: int
-    """The place of this rank among the ranks that reduce."""
+    """The index of this rank in `ranks`."""
     ranks: tuple[int, ...]
     transport: Transport
     stream: ReductionStream
     wait: Wait
     end: Seconds = 0.0
-    """When the last one would have ended."""
+    """The time at which the last use has ended or will end, by the host's clock."""
     is_pending: bool = False
+    """Whether it has started and its end is not found yet."""
     _starts: torch.Tensor = field(init=False)
     _work: Pending | None = None
 
@@ -73,7 +75,7 @@ class VirtualReduction:
         """Nothing to do: there are no gradients."""
 
     def reduce(self) -> None:
-        """Start it: send the time of this rank's start to the others, and join the queue."""
+        """Start the virtual reduction: send the time of this rank's start to the others, and join the queue."""
         # `_starts` is written again below, so the sum of the last use has to be over.
         self.stream.settle(self)
         self._starts.zero_()
@@ -84,7 +86,7 @@ class VirtualReduction:
         self.stream.queue.append(self)
 
     def settle(self) -> None:
-        """Find out its end: `duration` after the last of the ranks' starts, and after the one before it."""
+        """Find the end: `duration` after the last rank's start and after the end of the one before it in the queue."""
         if self._work is not None:
             self._work.wait()
         # `_starts` is summed over the ranks, so all of them see the same latest start.
@@ -92,7 +94,7 @@ class VirtualReduction:
         self.is_pending = False
 
     def finish(self) -> None:
-        """Block until its end."""
+        """Block until the virtual reduction has ended."""
         self.stream.settle(self)
         self.wait(max(0.0, self.end - perf_counter()))
 

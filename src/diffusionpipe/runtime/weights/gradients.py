@@ -29,7 +29,7 @@ class Reducible(Protocol):
     def added(self, *, is_whole: bool) -> None:
         """Note that a backward has added to the gradients; more will be added, so each gets memory of its own.
 
-        `is_whole`: it has added all of a micro-batch's.
+        `is_whole`: whether it has added all gradients of a micro-batch (op B), or op W adds the others later.
         """
         ...
 
@@ -61,9 +61,9 @@ class BlockGradients:
         self._buckets: list[Tensor] = []
         self._works: list[Pending] = []
         self._shared: list[nn.Parameter] = []
-        """The parameters whose gradients may still come to lie in memory where others lie."""
+        """The parameters whose gradients may still share their memory with other tensors."""
         self.is_watched = False
-        """Whether `part` is to be found in each step."""
+        """Whether to compute `part` in each step; the caller sets it."""
         self.part: Tensor | None = None
         """The sum of squares of a part of the step's gradients, (): of the first micro-batch's where nobody else holds
         the block, else of the rank's own before they are summed over the holders. None: not watched."""
@@ -116,7 +116,7 @@ class BlockGradients:
 
 
 def _is_separate(parameter: nn.Parameter) -> bool:
-    """Whether there is a gradient, which lies in memory of its own then."""
+    """Whether the parameter has a gradient; one that shares its memory is first copied into memory of its own."""
     if parameter.grad is None:
         return False
     if num_in_memory_of(parameter.grad) > 1:

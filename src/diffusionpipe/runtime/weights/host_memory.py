@@ -33,7 +33,7 @@ def check_free(size: Bytes, num_copies: int = 1) -> None:
 
 
 def pages(size: Bytes) -> Tensor:
-    """New uninitialised host memory that begins and ends at a page, uint8, (size rounded up,)."""
+    """New uninitialised host memory in whole pages, uint8, (size rounded up to pages,)."""
     size = whole_pages(size)
     # A page more than needed, so that a whole page begins in it.
     memory = torch.empty(size + _PAGE, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)

@@ -35,7 +35,7 @@ _ALIGNMENT: Bytes = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """The weights of one layer."""
+    """The weights of one layer: its parameters, their values in host memory, and the places of these."""
 
     parameters: tuple[nn.Parameter, ...]
     hosted: tuple[Tensor, ...]
@@ -55,19 +55,20 @@ class _Event(Protocol):
     """A point in the work of a stream, as `torch.cuda` and `torch.cpu` have it."""
 
     def record(self, stream: object) -> None:
-        """The work that the stream has been given by now."""
+        """Let the event be the end of the work that the stream has been given by now."""
         ...
 
     def wait(self, stream: object) -> None:
-        """Let the stream wait for it."""
+        """Let the stream wait for the event before the work that it is given from now on."""
         ...
 
 
 @dataclass(slots=True)
 class _End:
-    """One of the two ends of the staging memory. Mutable."""
+    """One of the two ends of the staging memory, with the events of the layer that is copied there."""
 
     is_upper: bool
+    """Whether it is the end with the highest addresses."""
     ready: _Event
     """The event after which the copy is on the device."""
     done: _Event
@@ -197,7 +198,7 @@ class HostWeights(Mapping[str, "HostedLayer"]):
         return self._staging
 
     def _views_of(self, layer: str, end: _End) -> tuple[Tensor, ...]:
-        """The layer's parameters at one end of the staging memory."""
+        """Views of one end of the staging memory, one for each of the layer's parameters, with dtype and shape."""
         key = layer, end.is_upper
         # The staging memory stays at one place, so views are made once.
         if key not in self._views:
@@ -236,13 +237,13 @@ class HostedLayer:
 
 
 def _move_rest(kept: Collection[nn.Parameter], device: torch.device) -> None:
-    """Parameters that stay on the device."""
+    """Move these parameters to the device, where they stay."""
     for parameter in kept:
         parameter.data = parameter.data.to(device)
 
 
 def _move_buffers(components: Collection[nn.Module], device: torch.device) -> None:
-    """The buffers that are real; each is small."""
+    """Move all buffers of the components to the device, but for those on the meta device; each is small."""
     for component in components:
         for module in component.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -251,7 +252,7 @@ def _move_buffers(components: Collection[nn.Module], device: torch.device) -> No
 
 
 def _places(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Range]:
-    """The place of each parameter's bytes in host memory, shared ones once; lengths are aligned."""
+    """Parameter -> the range of its bytes in host memory, one after the other; lengths are aligned."""
     places: dict[nn.Parameter, Range] = {}
     end = 0
     for parameter in parameters:
@@ -275,7 +276,7 @@ def _weights(parameters: Sequence[nn.Parameter], places: Mapping[nn.Parameter, R
 
 
 def _view(memory: Tensor, start: Bytes, like: Tensor) -> Tensor:
-    """A tensor of that dtype and shape in bytes of the memory."""
+    """A view of the memory from byte `start` on, with the dtype and shape of the tensor `like`."""
     return memory[start : start + like.nbytes].view(like.dtype).view(like.shape)
 
 
@@ -285,10 +286,10 @@ def _own_pages(size: Bytes) -> Tensor:
 
 
 def _lock(memory: Tensor) -> None:
-    """Page-lock the memory.
+    """Page-lock the memory for CUDA.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: CUDA refuses.
     """
     status = lock_pages(memory)
     if status:

@@ -23,12 +23,12 @@ from diffusionpipe.units import Bytes
 logger = logging.getLogger(__name__)
 
 NAME = "diffusionpipe-frozen"
-"""Name of the file, as /proc/PID/maps shows it."""
+"""The name of the shared file, as /proc/PID/maps shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Offer:
-    """A rank, and the descriptor of the file that it offers to the others of its machine."""
+    """A rank, and the descriptor of the file that it offers to the other ranks on its machine."""
 
     member: RankProcess
     descriptor: int
@@ -41,7 +41,7 @@ class NodeMemory:
     """
 
     def __init__(self, rank: int) -> None:
-        """Find the first rank of this machine, and open its file. If one of the machine cannot, none shares."""
+        """Find the first rank of this machine, and open its file. If one rank of the machine cannot, none shares."""
         own = anonymous_file(NAME)
         offers = gather(_Offer(member=this_member(rank), descriptor=own), form_of(_Offer))
         machine = offers[rank].member.machine
@@ -67,7 +67,7 @@ class NodeMemory:
                 self._descriptor = anonymous_file(NAME)
         self._num_copies = len(here) if found is not None else 1
         self.is_first = found is not None or first.member.rank == rank
-        """Whether this rank fills the memory."""
+        """Whether this rank has to fill the memory."""
 
     def pages(self, size: Bytes) -> Tensor:
         """The shared memory in whole pages, uint8, (size rounded up,); every rank calls it with the same size.

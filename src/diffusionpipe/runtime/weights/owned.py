@@ -74,7 +74,7 @@ class OwnedBlock:
             for owner, members in by_owner.items()
             for bucket in split_by_size(members, BUCKET_BYTES)
         ]
-        """Owner, parameters, gradients; in the same order on all ranks."""
+        """(owner, memory of its parameters, memory of their gradients) of each bucket, in one order on all ranks."""
 
     def prepare(self) -> None:
         """Start to bring the trained parameters from their owners."""
@@ -112,7 +112,10 @@ class OwnedBlock:
 
 
 def _together(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
-    """Move parameters of one type into one piece of memory, and open their gradients in another: both pieces."""
+    """Move parameters of one dtype into one piece of memory, and make room for their gradients in another.
+
+    Returns (piece with the parameters, piece with the gradients).
+    """
     places = list(accumulate((-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in parameters), initial=0))
     like = parameters[0]
     weights = torch.zeros(places[-1], dtype=like.dtype, device=like.device)

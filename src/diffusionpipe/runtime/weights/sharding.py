@@ -33,9 +33,9 @@ ALIGNMENT: Bytes = 64
 """Parameters and their copies start at multiples of it, so that kernels find them aligned."""
 
 MAX_REDUCTIONS = 1
-"""Blocks whose reduction may be under way when the next one's has been started; until then the tensors that they send
-are held. One causes no delay: a block's compute waits for its gathering, which follows the last reduction but one on
-their stream."""
+"""The most blocks whose reduction may be under way when the next one's has been started; until then the tensors that
+they send are held. One causes no delay: a block's compute waits for its gathering, which follows the last reduction but
+one on their stream."""
 
 
 class Reductions:
@@ -91,9 +91,9 @@ class ShardedBlock:
         narrow: Collection[nn.Parameter] = (),
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Parameters of others are emptied at once. `owner_of`: name -> the rank that owns it, one of `ranks`.
+        """`owner_of`: name of a parameter -> the rank that owns it, one of `ranks`; others' parameters are emptied.
 
-        Those in `narrow` are gathered as copies of `dtype`, which must be read in their place (see `copies`).
+        Parameters in `narrow` are gathered as copies of `dtype`, which must be read in their place (see `copies`).
         """
         self._ranks, self._transport, self._reductions = ranks, transport, reductions
         self._backend = torch.get_device_module(next(iter(parameters.values())).device if parameters else "cpu")
@@ -103,7 +103,7 @@ class ShardedBlock:
         self.owned = {name: parameter for name, parameter in parameters.items() if owner_of[name] == rank}
         """The parameters that this rank owns, by name."""
         self.copies: dict[nn.Parameter, Tensor] = {}
-        """Parameter -> what is gathered in its place, through which its gradient goes."""
+        """Parameter in `narrow` -> its copy, which is gathered and read in its place and passes its gradient on."""
         for (owner, _, is_narrow), members in _grouped(parameters, owner_of, narrow).items():
             part = _Part(members, owner=owner, is_own=owner == rank, dtype=dtype if is_narrow else None)
             self._parts.append(part)
@@ -170,7 +170,10 @@ class _Part:
     """The parameters of one dtype that one rank owns of a block, in one piece of memory."""
 
     def __init__(self, members: Sequence[nn.Parameter], *, owner: int, is_own: bool, dtype: torch.dtype | None) -> None:
-        """Moves the parameters together, the trained ones first. `dtype`: of the copies that travel; None: none do."""
+        """Moves the parameters into one piece of memory, the trained ones first.
+
+        `dtype`: of the copies that travel; None: the parameters themselves do.
+        """
         self.owner, self.is_own = owner, is_own
         # Trained parameters come first, so their gradients are one piece from 0 on.
         ordered = sorted(members, key=lambda parameter: not parameter.requires_grad)
@@ -203,19 +206,19 @@ class _Part:
             self.empty()
 
     def fill(self) -> None:
-        """Make room for what is gathered; the owner puts its own there."""
+        """Give `gathered` its memory again; the owner writes its parameters or their copies into it."""
         if not self._is_kept:
             self.gathered.untyped_storage().resize_(self._num_bytes)
             if self.is_own:
                 self.gathered.copy_(self._weights)
 
     def empty(self) -> None:
-        """Give back the memory of the gathered parameters, unless they are kept."""
+        """Give back the memory of `gathered`, unless it is the memory in which the owner keeps its parameters."""
         if not self._is_kept:
             self.gathered.untyped_storage().resize_(0)
 
     def open_gradients(self) -> None:
-        """Gradients of zero for the trained parameters, if there are none yet."""
+        """Give the trained parameters gradients of zeros in one piece of memory, if they have none yet."""
         if self.gradients is not None or not self.trained:
             return
         # Where the last trained parameter ends, the gradients end.
@@ -225,14 +228,14 @@ class _Part:
             parameter.grad = self.gradients[place : place + parameter.numel()].view(parameter.shape)
 
     def forget_gradients(self) -> None:
-        """Drop the gradients of the block."""
+        """Drop the gradients of these parameters."""
         self.gradients = None
         for parameter, _ in self.trained:
             parameter.grad = None
 
 
 def _copy_of(parameter: nn.Parameter, gathered: Tensor, place: int) -> Tensor:
-    """The parameter's copy at its place in what is gathered.
+    """A view of the tensor `gathered`, from element `place` on, that is read as the parameter's copy.
 
     It shares the storage alone and not the version, so that autograd does not take a new gathering for a change.
     """
@@ -247,7 +250,10 @@ def _copy_of(parameter: nn.Parameter, gathered: Tensor, place: int) -> Tensor:
 
 
 class _ReadInstead(torch.autograd.Function):
-    """A parameter's copy, whose gradient is the parameter's. It saves nothing, so every backward may go through it."""
+    """A function of autograd: a parameter and its copy give the copy, whose gradient becomes the parameter's.
+
+    It saves nothing, so every backward may go through it.
+    """
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, copy: Tensor) -> Tensor:
@@ -307,7 +313,7 @@ _FORWARDS: Mapping[Callable[..., Any], Callable[..., Tensor]] = MappingProxyType
 
 
 def _aligned(parameter: Tensor) -> int:
-    """Elements that the parameter takes, up to the place where the next one may start."""
+    """The number of elements that the parameter takes, up to the index where the next one may start."""
     unit = ALIGNMENT // 2  # also where copies are two bytes wide
     return -(-parameter.numel() // unit) * unit
 
@@ -315,7 +321,7 @@ def _aligned(parameter: Tensor) -> int:
 def _grouped(
     parameters: Mapping[str, nn.Parameter], owner_of: Mapping[str, int], narrow: Collection[nn.Parameter]
 ) -> dict[tuple[int, torch.dtype, bool], list[nn.Parameter]]:
-    """(owner, dtype, whether copies are gathered) -> parameters, in the same order on every rank."""
+    """(owner, dtype, whether its copy is gathered) -> its parameters, in the same order on every rank."""
     narrow = set(narrow)
     groups: dict[tuple[int, torch.dtype, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():

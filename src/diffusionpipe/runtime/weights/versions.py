@@ -30,7 +30,7 @@ class BlockVersions:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], num_versions: int, num_predictions: int = 0) -> None:
-        """`num_versions` live at once, with the predicted copies among them."""
+        """`num_versions` live at once; `num_predictions` of them are predicted copies."""
         self._parameters = tuple(parameters)
         present = [parameter.data for parameter in parameters]
         others = [[torch.empty_like(value) for value in present] for _ in range(num_versions - 1)]
@@ -38,7 +38,7 @@ class BlockVersions:
         self._ring: tuple[list[Tensor], ...] = (present, *others[:num_others])
         self._copies = others[num_others:]
         self._predicted: dict[tuple[int, int], list[Tensor]] = {}
-        """(version, step) -> its copy, the oldest first."""
+        """(version, step) -> the predicted copy of the version for the step, the oldest first."""
         self._bound: int | tuple[int, int] = 0
         self._newest = self._first = 0
 
@@ -54,17 +54,17 @@ class BlockVersions:
         return sum(value.numel() * value.element_size() for values in storages for value in values)
 
     def bind(self, version: int) -> None:
-        """Let the parameters show a version, or the one of the last flush if that is newer."""
+        """Let the parameters show the values of a version, or of the version of the last flush if that is newer."""
         version = max(version, self._first)
         assert version <= self._newest < version + len(self._ring), "this version does not live"
         if version != self._bound:
             self._show(version)
 
     def bind_predicted(self, version: int, step: int, predict: Callable[[int], None]) -> None:
-        """Let the parameters show what a version is predicted to be when step `step` starts.
+        """Let the parameters show a version's predicted copy: the weights that are expected when step `step` starts.
 
-        The first to ask makes the copy, while the version is the newest: `predict(version)` changes the parameters,
-        which show a copy of it. A version that is as old as the step's own start is read as it is.
+        The first call for a version and a step makes the copy, while the version is the newest: `predict(version)`
+        changes the parameters, which show a copy of it. If the step starts from the version itself, they show that.
         """
         version = max(version, self._first)
         if version == step:
@@ -79,7 +79,10 @@ class BlockVersions:
 
     @torch.no_grad()
     def _make(self, key: tuple[int, int], predict: Callable[[int], None]) -> None:
-        """Predict weights into a copy, which parameters show while forwards of other micro-batches are open."""
+        """Make the predicted copy for `key`, (version, step), and let the parameters show it.
+
+        Forwards of other micro-batches may be open meanwhile.
+        """
         # Copies are taken in order until all are in use; then the oldest makes room.
         if len(self._predicted) == len(self._copies):
             values = self._predicted.pop(next(iter(self._predicted)))

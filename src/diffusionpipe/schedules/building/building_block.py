@@ -20,14 +20,14 @@ from diffusionpipe.schedules.building.squeeze import best_squeezed
 from diffusionpipe.units import Seconds
 
 Block: TypeAlias = Sequence[Mapping[tuple[int, Op], int]]
-"""The slot in which the F and I of each stage start for micro-batch 0, by worker, then by (stage, op)."""
+"""For each worker, (stage, op) -> the slot of time in which this F or I starts for micro-batch 0."""
 
 V_PERIOD = 6
-"""Slots of one micro-batch on a worker of a V: F, I and W of two stages."""
+"""The number of slots that one micro-batch takes on a worker of a V: F, I and W of two stages."""
 
 
 def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[int, int, int]) -> Block:
-    """The slots in which F and I of a micro-batch start on its way down and up a V and back, by worker.
+    """The block in which a micro-batch goes down and up a V with its F, and down and up again with its I.
 
     `hops` are the slots between neighbouring workers on the four legs; `waits` are idle slots where the way turns
     round: at the last worker, at worker 0 between F and I, and at the last worker again.
@@ -60,7 +60,7 @@ class VShape:
     hops: tuple[int, int, int, int]
     waits: tuple[int, int, int]
     lifespan: int
-    """Slots from the start of F to the start of I, of a worker's two stages together, on the worker with the most."""
+    """Slots from the start of F to the start of I, summed over a worker's two stages, on the worker with the most."""
 
 
 @lru_cache(maxsize=16)  # a search of orders asks once for each level of memory
@@ -75,7 +75,7 @@ def v_shapes(num_workers: int) -> tuple[VShape, ...]:
 def _shapes(
     num_workers: int, hops: tuple[int, ...], waits: tuple[int, ...], legs: tuple[Sequence[int], ...]
 ) -> Iterator[VShape]:
-    """The shapes that begin with these legs."""
+    """The shapes that begin with these hops, waits and legs: slots of each worker, one leg after the other."""
     match hops, waits:
         case (down, up, back, home), (_, last, first, again):
             # F down, F up, I up, I down.
@@ -93,7 +93,10 @@ def _shapes(
 
 
 def _leg(num_workers: int, number: int, start: int, hop: int) -> Sequence[int]:
-    """The slot of each worker on one of the four legs; the first and the third lead from worker 0 to the last."""
+    """The slot of each worker on one of the four legs, by worker; legs 0 and 2 lead from worker 0 to the last.
+
+    `number`: of the leg. `start`: its first slot. `hop`: the slots between neighbouring workers.
+    """
     slots = range(start, start + hop * num_workers, hop)
     return slots[::-1] if number % 2 else slots
 
@@ -139,7 +142,7 @@ def v_schedule(
 
     `pattern`: number of micro-batches -> the order of each worker.
 
-    No worker gets more memory than the pattern's fullest one has when it has come into its stride.
+    No worker gets more memory than the pattern's fullest worker needs with many micro-batches.
 
     Raises:
         ConfigError: there are costs for another number of stages.
@@ -155,7 +158,7 @@ def v_work(
     costs: StageCosts | Sequence[StageCosts],
     latency: Seconds,
 ) -> SplitWork:
-    """The work of a V in which each worker may hold as much as the pattern's fullest one holds in its stride.
+    """The work of a V whose workers may hold as much as the pattern's fullest worker with 2 p + 2 micro-batches.
 
     `pattern`: number of micro-batches -> the order of each worker.
 

@@ -38,9 +38,9 @@ _F, _I, _W = range(3)
 
 
 def greedy_orders(work: SplitWork) -> list[list[list[Action]]]:
-    """The orders of a V, one list for each worker, by the two variants with the shortest windows, shortest first.
+    """The orders of a V by the variants with the shortest and the second shortest windows: by variant, then by worker.
 
-    One if all variants are equal.
+    The shortest comes first. There is one if all variants are equal.
 
     They are complete and keep to the limits, for any limits and costs; `SplitWork` has refused limits below one
     micro-batch. The other two variants are hardly ever better, squeezed or not. Cost: about 15 microseconds for each
@@ -57,17 +57,22 @@ def greedy_orders(work: SplitWork) -> list[list[list[Action]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """The actions, besides I of `down`, before which a W keeps a window from becoming the longest."""
+    """A variant of the construction: the actions, besides I of `down`, before which a W keeps a window short."""
 
     fills_before_forward: bool
+    """Whether a W comes before an F for this."""
     fills_before_up: bool
+    """Whether a W comes before an I of `up` for this."""
 
 
 _VARIANTS = tuple(_Variant(*choice) for choice in product((True, False), repeat=2))
 
 
 def _built(network: Network, variant: _Variant) -> "_Construction":
-    """The construction with the shortest window of those that know the windows of the one before."""
+    """The construction with the shortest window of a series: each is made with the windows of the one before.
+
+    The series ends when a construction is not shorter than the one before.
+    """
     best = _constructed(network, variant, [0] * len(network.limits))
     for _ in range(_MOST_REPEATS):
         longest = max(best.windows)
@@ -79,7 +84,7 @@ def _built(network: Network, variant: _Variant) -> "_Construction":
 
 
 def _constructed(network: Network, variant: _Variant, may_wait: Sequence[int]) -> "_Construction":
-    """Complete orders; `may_wait` says for each worker by how much its window may exceed its work."""
+    """A construction with complete orders; `may_wait`: by how many ticks each worker's window may exceed its work."""
     construction = _Construction(network, variant, may_wait)
     construction.warm_up()
     construction.alternate()
@@ -122,7 +127,7 @@ class _Construction:
         """The window that each worker may have even if it is the longest so far, by worker, in ticks."""
 
     def _lead(self, worker: int) -> int:
-        """How many micro-batches may be through `down` and not through `up`: beside them one F of `up` has room."""
+        """The most micro-batches that a worker may hold between their F of `down` and of `up`."""
         acquires = self.network.acquires
         down, up = acquires[self.down[worker]], acquires[self.up[worker]]
         return (self.network.limits[worker] - up) // down if down else self.network.num_microbatches
@@ -134,7 +139,7 @@ class _Construction:
         )
 
     def warm_up(self) -> None:
-        """The first micro-batch goes down and up; more go down as long as no worker on the way up waits for them."""
+        """Place all F of the first micro-batch, and more F of `down` while no worker on the way up waits for them."""
         for leg in self.down:
             self._forward(leg)
         for worker in reversed(self.workers):
@@ -153,7 +158,7 @@ class _Construction:
         return has_room and self.clocks[worker] + self.network.durations[down] <= arrival
 
     def alternate(self) -> None:
-        """F of `down` and F of `up` in turn, until every worker has as many of both as the one before it."""
+        """Place F of `down` and F of `up` in turn, until every worker has as many of both as the worker before it."""
         legs = (self.down, self.up)
         for worker in self.workers[1:]:
             num_failed = 0
@@ -163,14 +168,14 @@ class _Construction:
                 legs = legs[::-1]
 
     def _is_behind(self, worker: int) -> bool:
-        """Whether the worker has fewer F than the one before it in all, or no more of `up`."""
+        """Whether the worker has fewer F in all than the worker before it, or not more F of `up`."""
         (down, up), (down_before, up_before) = (
             (self.counts[self.down[one]], self.counts[self.up[one]]) for one in (worker, worker - 1)
         )
         return down + up < down_before + up_before or up <= up_before < self.network.num_microbatches
 
     def go_round(self) -> None:
-        """Rounds of an I and an F on each worker, until no I is left."""
+        """Place an I and an F on each worker, round after round, until no I is left."""
         ends = [leg + _I for leg in (*self.down, *self.up)]
         while any(self.counts[end] < self.network.num_microbatches for end in ends):
             before = sum(map(len, self.orders))
@@ -179,13 +184,13 @@ class _Construction:
             assert sum(map(len, self.orders)) > before, "some worker can always go on"
 
     def fill_the_end(self) -> None:
-        """Place what is left of W."""
+        """Place the W that are left at the end of each worker's order."""
         for worker in self.workers:
             while self.waiting[worker]:
                 self._fill(worker)
 
     def _backwards(self) -> None:
-        """On each worker an I of `down`, where one can be placed when the round begins, else of `up`."""
+        """Place an I on each worker: of `down` if one can be placed when the round begins, else of `up`."""
         m, counts = self.network.num_microbatches, self.counts
         is_down = [
             self._ready(down + _I) is not None or counts[up + _I] == m
@@ -199,13 +204,13 @@ class _Construction:
                 self._backward(self.up[worker])
 
     def _forwards(self) -> None:
-        """On each worker an F of `up` where one can be placed, else of `down`."""
+        """Place an F on each worker: of `up` if one can be placed, else of `down`."""
         for worker in self.workers:
             up = self.up[worker]
             self._forward(up if self._ready(up) is not None else self.down[worker])
 
     def _backward(self, leg: int) -> None:
-        """Place the next I of the leg if it can be; its W waits from then on."""
+        """Place the next I of the leg if it can be placed; its W waits from then on."""
         ready = self._ready(leg + _I)
         if ready is None:
             return
@@ -216,7 +221,7 @@ class _Construction:
         self.waiting[worker].append(leg + _W)
 
     def _forward(self, leg: int) -> bool:
-        """Place the next F of the leg if it can be, with the W whose memory it needs [1]; whether it was."""
+        """Place the next F of the leg, after the W whose memory it needs [1]; returns False if it cannot be placed."""
         ready, worker = self._ready(leg), self.network.workers[leg]
         down, up = self.down[worker], self.up[worker]
         if ready is None or (leg == down and self.counts[down] - self.counts[up] >= self.leads[worker]):
@@ -231,7 +236,10 @@ class _Construction:
         return True
 
     def _fill_wait(self, worker: int, until: int, *, is_kept_short: bool) -> None:
-        """Place W into the wait: those that fit [2], and one more if the window must not grow by what is left [3]."""
+        """Place W into a worker's wait, which ends at `until`: as many as fit in it [2].
+
+        With `is_kept_short` one more is placed if the rest of the wait would make the window too long [3].
+        """
         waiting = self.waiting[worker]
         while waiting and self.clocks[worker] + self.network.durations[waiting[0]] <= until:
             self._fill(worker)  # [2]
@@ -243,7 +251,10 @@ class _Construction:
         self._place(self.waiting[worker].popleft(), 0)
 
     def _ready(self, letter: int) -> int | None:
-        """When the inputs of its next action are there; None if one of them is not placed, or no action is left."""
+        """The tick at which the inputs of the letter's next action are there.
+
+        None if an action that it waits for is not placed, or no action of the letter is left.
+        """
         if self.counts[letter] == self.network.num_microbatches:
             return None
         number = letter * self.network.num_microbatches + self.counts[letter]

@@ -30,7 +30,7 @@ class StageTimes:
 
 
 UNIT_TIMES = StageTimes()
-"""F = I = W = 1, B = 2, free communication."""
+"""The times F = I = W = 1 and B = 2, with free communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def list_schedule(
     times: Sequence[StageTimes],
     limits: Sequence[int],
 ) -> ListSchedule:
-    """The orders in which each free worker always starts the startable action with the least `urgency`.
+    """The list schedule in which each free worker always starts the startable action with the least `urgency`.
 
     Stages are numbered through, pipe after pipe, as `schedule_of` numbers them; `times` and `limits` have one entry for
     each. A stage holds at most as many micro-batches as its limit says: from when their forward may start to the end of
@@ -60,7 +60,7 @@ def list_schedule(
 
 
 class _Run:
-    """One run: the actions that each worker could start, and the events to come.
+    """One run of list scheduling: the actions that each worker could start, and the events to come.
 
     An event is the arrival of an action's inputs, or its end.
     """
@@ -117,12 +117,12 @@ class _Run:
                 self._start(worker, heappop(self.startable[worker])[2])
 
     def _enter(self, action: Action, number: int) -> None:
-        """Make it startable; a forward takes room."""
+        """Make the action startable; a forward takes a place among the micro-batches that its stage may hold."""
         self.room[action.stage] -= action.op is Op.F
         heappush(self.startable[self.workers[action.stage]], (self.urgency(action), number, action))
 
     def _leave(self, action: Action, number: int) -> None:
-        """The action is over; a backward leaves room for the next forward."""
+        """Note the end of the action; a backward gives its place in the stage to the next waiting forward."""
         if action.op in (Op.B, Op.I):
             self.room[action.stage] += 1
             if self.outside[action.stage]:
@@ -139,7 +139,7 @@ class _Run:
             self._at(end + lag, compute_action(target, op, action.microbatch))
 
     def _next(self, action: Action) -> Iterator[tuple[int, Op]]:
-        """(stage, op) of what becomes startable by the end of the action."""
+        """(stage, op) of each action that becomes startable by the end of this one, for the same micro-batch."""
         stage = action.stage
         backward = Op.B if Op.B in self.pipe_of[stage].ops else Op.I
         if action.op is Op.F:

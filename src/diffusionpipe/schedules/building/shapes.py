@@ -30,12 +30,13 @@ class Pipe:
     workers: tuple[int, ...]
     """The worker of every stage, in forward order."""
     microbatches: tuple[int, ...]
-    """Samples of each micro-batch."""
+    """The number of samples of each micro-batch."""
     ops: frozenset[Op] = TRAIN
+    """The ops that each stage does for each micro-batch."""
     model: str = ""
     """The name of the backbone."""
     first_block: int = 0
-    """The first block of its backbone."""
+    """The number of its backbone's first block; the stage at position k holds block `first_block` + k."""
 
 
 def linear(num_workers: int) -> tuple[int, ...]:

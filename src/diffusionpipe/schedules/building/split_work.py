@@ -18,18 +18,18 @@ from diffusionpipe.timing.march import NOTHING, march
 from diffusionpipe.units import Bytes, Seconds
 
 UNIT_COSTS = StageCosts()
-"""F = I = W = 1; an activation counts 1 and is held until the end of W."""
+"""The costs F = I = W = 1; an activation counts 1 and is held until the end of W."""
 
 OPS = (Op.F, Op.I, Op.W)
 _RESOLUTION = 1 << 30
-"""Ticks of the longest action where times are not whole numbers."""
+"""The number of ticks of the longest action where times are not whole numbers."""
 
 
 class Goal(StrEnum):
     """The time that an order should make short; the two differ where workers do not all start and end together."""
 
     MAKESPAN = "makespan"
-    """The time from 0 to the last end."""
+    """The time from 0 to the end of the last action."""
     WINDOW = "window"
     """The largest (last end - first start) of a worker: the time of an iteration where the workers do not wait for each
     other between two of them, and the time of "zero bubble"."""
@@ -50,9 +50,9 @@ class SplitWork:
     num_microbatches: int
     costs: tuple[StageCosts, ...]
     latency: Seconds = 0
-    """Time from the end of an action to the start of what reads it on another worker."""
+    """The time from the end of an action to the start of an action on another worker that reads its result."""
     limits: tuple[Bytes, ...]
-    """The most that each worker may hold in activations."""
+    """The most bytes of activations that each worker may hold, by worker."""
 
     def __post_init__(self) -> None:
         for worker, limit in enumerate(self.limits):
@@ -68,7 +68,7 @@ def costs_of_stages(costs: StageCosts | Sequence[StageCosts], num_stages: int) -
     """The costs of each stage, from costs for all stages alike, or from a sequence with one for each.
 
     Raises:
-        ConfigError: their number is another one.
+        ConfigError: the sequence has another length.
     """
     if isinstance(costs, StageCosts):
         return (costs,) * num_stages
@@ -78,7 +78,7 @@ def costs_of_stages(costs: StageCosts | Sequence[StageCosts], num_stages: int) -
 
 
 def schedule_of_work(name: str, work: SplitWork, orders: Sequence[Sequence[Action]], microbatch_size: int) -> Schedule:
-    """The schedule that does the work in these orders, one for each worker, with samples of `microbatch_size`."""
+    """The schedule that does the work in these orders, one for each worker, in micro-batches of `microbatch_size`."""
     pipe = Pipe(workers=work.workers, microbatches=(microbatch_size,) * work.num_microbatches, ops=SPLIT)
     return schedule_of(name, [pipe], orders)
 
@@ -104,15 +104,16 @@ class Network:
     durations: tuple[int, ...]
     """The duration of each letter, by letter, in ticks, at least 1."""
     waits: tuple[tuple[tuple[int, int], ...], ...]
-    """The waits of a letter, by letter: (from its number to that of an action which starts before it, least ticks
-    between the two starts)."""
+    """For each letter, (number of an action that has to start before less the action's own number, least ticks between
+    the two starts)."""
     reversed_waits: tuple[tuple[tuple[int, int], ...], ...]
-    """The pairs of `waits` in the work with time reversed, where an action waits for those that followed it."""
+    """The pairs of `waits` in the work with time reversed, where an action waits for the actions that waited for it."""
     acquires: tuple[Bytes, ...]
     """Bytes that an action takes at its start, by letter."""
     releases: tuple[Bytes, ...]
     """Bytes that an action gives back at its end, by letter."""
     limits: tuple[Bytes, ...]
+    """The most bytes of activations that each worker may hold, by worker."""
 
     @property
     def size(self) -> int:
@@ -168,7 +169,10 @@ class Network:
 
 @cache
 def inputs_of(num_stages: int) -> tuple[int, ...]:
-    """The letter that each letter waits for, by letter, or NOTHING: its k-th action ends before the own k-th starts."""
+    """For each letter, the letter of another stage that it waits for, or NOTHING; its k-th waits for the other's k-th.
+
+    The letters are F, I and W of stages 0, 1, ..., as in `Network`.
+    """
     found = []
     for stage in range(num_stages):
         # F waits for the stage before, I for the stage after. The own F and I come earlier in the order of the same

@@ -27,7 +27,7 @@ from diffusionpipe.units import Bytes
 _MOST_ROUNDS = 8
 
 _Times: TypeAlias = tuple[int, int]
-"""Makespan, and window: the longest time between a worker's first start and its last end."""
+"""(makespan, window) of orders in ticks; window: the longest time between a worker's first start and its last end."""
 
 
 def best_squeezed(
@@ -36,8 +36,9 @@ def best_squeezed(
     *,
     objective: Goal = Goal.MAKESPAN,
 ) -> list[list[Action]]:
-    """The shortest orders, by worker, that squeezing makes of the candidates, by the objective and then by the other.
+    """The shortest orders that squeezing makes of the candidates, by worker.
 
+    Orders are compared by the objective, equal ones by the other goal.
     A candidate that needs more memory than there is is left out; at least one must fit. The first of equals wins. The
     search ends early where nothing can be shorter. Cost: about 15 microseconds for each action and candidate.
     """
@@ -59,7 +60,7 @@ def best_squeezed(
 
 
 def squeezed(network: Network, orders: Sequence[Sequence[int]]) -> Iterator[tuple[_Times, list[int]]]:
-    """((makespan, window), start of each action) of the orders, and of them after each pull to the left and the right.
+    """((makespan, window), start of each action) of the orders, then of the orders after each pull to left or right.
 
     It ends when pulling no longer helps, after 8 rounds at most.
 
@@ -83,7 +84,7 @@ def squeezed(network: Network, orders: Sequence[Sequence[int]]) -> Iterator[tupl
 
 
 def _ranked(times: _Times, objective: Goal) -> _Times:
-    """The two with the objective first."""
+    """The two times in the order in which they are compared: the objective's first."""
     return times[::-1] if objective == Goal.WINDOW else times
 
 
@@ -98,7 +99,11 @@ def _times(network: Network, starts: Sequence[int]) -> _Times:
 
 
 def _bounds(network: Network) -> _Times:
-    """Times that no orders beat: a micro-batch's way, a worker's work after its earliest start, and the work alone."""
+    """(makespan, window) that no orders beat.
+
+    The makespan follows from a micro-batch's way and from each worker's work after its earliest start, the window from
+    the work alone.
+    """
     m = network.num_microbatches
     earliest = [0] * len(network.durations)
     forwards = range(0, len(earliest), 3)
@@ -115,7 +120,7 @@ def _bounds(network: Network) -> _Times:
 
 
 def _reversed(network: Network, starts: Sequence[int]) -> list[int]:
-    """The starts with time reversed, counted from the last end."""
+    """The start of each action with time reversed, by number: the ticks from its end to the last end."""
     durations = [duration for duration in network.durations for _ in range(network.num_microbatches)]
     ends = [start + duration for start, duration in zip(starts, durations, strict=True)]
     makespan = max(ends)
@@ -131,7 +136,10 @@ def _shortest(network: Network) -> list[int]:
 
 
 def _pulled(network: Network, starts: Sequence[int]) -> list[int]:
-    """The starts after each action, in their order, has moved to the first place where it may be."""
+    """The start of each action, by number, after a pull to the left.
+
+    Each action, in the order of the old starts, moves to the first gap where it may be.
+    """
     m, workers, durations, waits = network.num_microbatches, network.workers, network.durations, network.waits
     acquires, releases = network.acquires, network.releases
     rows = [_Row(limit, shortest) for limit, shortest in zip(network.limits, _shortest(network), strict=True)]
@@ -149,9 +157,9 @@ def _pulled(network: Network, starts: Sequence[int]) -> list[int]:
 
 
 class _Row:
-    """When one worker is free, and the memory that it holds for the actions that are placed.
+    """The times at which one worker is free, and the memory that it holds for the actions that are placed.
 
-    Actions that are not placed yet come later in the old orders: it holds nothing before its old start.
+    Actions that are not placed yet come later in the old orders: an action holds nothing before its old start.
     """
 
     def __init__(self, limit: Bytes, shortest: int) -> None:
@@ -162,12 +170,16 @@ class _Row:
         self.gap_ends: list[float] = [inf]
         """The times between actions, in order; the last one has no end."""
         self.changes: list[tuple[int, Bytes]] = []
-        """(time, change of what is held), in order."""
+        """(time, bytes that are taken then, negative if they are given back), in order of time."""
         self.held: Bytes = 0
         """Bytes that the worker holds after the last change."""
 
     def place(self, start: int, duration: int, acquired: Bytes, released: Bytes) -> int:
-        """Place an action in the first gap from `start` on that is long enough and has room for it; the time."""
+        """Place an action in the first gap from `start` on that is long enough and has memory for it.
+
+        Returns the action's start. `acquired`: the bytes that it takes at its start. `released`: the bytes that it
+        gives back at its end.
+        """
         if acquired:
             start = self._first_room(start, self.limit - acquired)
         starts, ends = self.gap_starts, self.gap_ends
@@ -197,7 +209,7 @@ class _Row:
         return start
 
     def _first_room(self, start: int, most: Bytes) -> int:
-        """The earliest time from `start` on after which no more than `most` is held."""
+        """The earliest time from `start` on after which the worker never holds more than `most` bytes."""
         held = self.held
         for time, change in reversed(self.changes):
             if time <= start:

@@ -6,9 +6,9 @@ from diffusionpipe.ir import Action, Op, compute_action
 
 
 def delayed(num_microbatches: int, *, warm_ups: Sequence[int], delays: Sequence[int]) -> list[list[Action]]:
-    """The order of each stage: warm_ups[s] forwards, then F, I and the W of delays[s] micro-batches before in turn.
+    """The order of each stage s: warm_ups[s] forwards, then turns of an F, an I and the W of delays[s] turns before.
 
-    The rest follows at the end.
+    The actions that are left follow at the end.
 
     Stage s holds at most warm_ups[s] + 1 activations before their I and delays[s] between I and W.
 

@@ -100,7 +100,7 @@ class _Doubling:
         self.stages_of = [[self.depth + self.depth - 1 - worker, worker] for worker in range(self.depth)]
 
     def orders(self) -> list[list[Action]]:
-        """One order for each worker."""
+        """The order of each worker, by the three rules, slot after slot."""
         found: list[list[Action]] = [[] for _ in range(self.depth)]
         while any(done < count for done, count in zip(self.backward, self.counts, strict=True)):
             # For all workers before anything is counted: a result can be read from the next slot on.
@@ -113,7 +113,7 @@ class _Doubling:
         return found
 
     def _possible(self, worker: int) -> Iterator[list[Action]]:
-        """The actions that the worker could do in this slot, the best first."""
+        """The actions that the worker could do in this slot, the best first: one backward, or one or two forwards."""
         deep_first = sorted(self.stages_of[worker], key=lambda stage: -(stage % self.depth))
         for stage in deep_first:
             done = self.backward[stage]

@@ -93,7 +93,10 @@ def paired(near: int, far: int, *, distance: int, depth: int, count: int) -> Ite
 
 
 def _cool_down(near: int, far: int, *, distance: int, inner: int) -> list[tuple[int, Op]]:
-    """The backwards that are left: the first half whole, of the others the weight gradients later."""
+    """(stage, op) of the backwards that are left: the first half whole, in the others each W later than its I.
+
+    `distance` as in `paired`; `inner`: the number of greater distances, depth - 1 - distance.
+    """
     whole, later = [], []
     for i, stage in enumerate([far, near] * (distance + 1)):
         if i <= distance:
@@ -108,7 +111,7 @@ def _cool_down(near: int, far: int, *, distance: int, inner: int) -> list[tuple[
 
 
 def _numbered(order: Sequence[tuple[int, Op]]) -> Iterator[Action]:
-    """The actions, each of the next micro-batch of its stage and op."""
+    """The actions for a sequence of (stage, op), each with the next micro-batch of its stage and op."""
     done: Counter[tuple[int, Op]] = Counter()
     for stage, op in order:
         yield compute_action(stage, op, done[stage, op])

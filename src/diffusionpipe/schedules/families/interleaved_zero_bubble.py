@@ -51,7 +51,10 @@ def interleaved_zero_bubble(
 
 
 def _backward_turns(sequence: list[tuple[int, int]], *, delay: int) -> list[list[Action]]:
-    """In each turn the I of one (stage, micro-batch) and the W of the one `delay` turns before; the rest at the end."""
+    """The backwards of a worker in turns: in each the I of one (stage, micro-batch) and the W of `delay` turns before.
+
+    The last turn also has the W that are left. `sequence`: (stage, micro-batch) of each turn.
+    """
     input_grads = [compute_action(stage, Op.I, i) for stage, i in sequence]
     weight_grads = [compute_action(stage, Op.W, i) for stage, i in sequence]
     turns = [

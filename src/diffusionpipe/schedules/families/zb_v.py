@@ -58,19 +58,22 @@ def zb_v(
 
 
 def _candidates(pattern: Callable[[int], list[list[Action]]], work: SplitWork) -> Iterator[list[list[Action]]]:
-    """The greedy ones are made only if the pattern is not the best that can be."""
+    """The orders to squeeze: of the pattern, then of the greedy construction.
+
+    The greedy ones are made only if the caller asks for them, because the pattern was not the best that can be.
+    """
     yield pattern(work.num_microbatches)
     yield from greedy_orders(work)
 
 
 def _orders(num_workers: int, num_microbatches: int) -> list[list[Action]]:
-    """The pattern for at least p micro-batches, without those that are too many."""
+    """The pattern's order of each worker: the one for at least p micro-batches, without micro-batches too many."""
     orders = [_order(worker, num_workers, max(num_workers, num_microbatches)) for worker in range(num_workers)]
     return [[action for action in order if (action.microbatch or 0) < num_microbatches] for order in orders]
 
 
 def _order(worker: int, num_workers: int, num_microbatches: int) -> list[Action]:
-    """One worker's actions: the pipeline fills (three lines), runs (one), and runs empty (three)."""
+    """The pattern's order of one worker: the pipeline fills (three lines), runs (one), and runs empty (three)."""
     # `later`: this worker and all after it.
     down, up, later = worker, 2 * num_workers - 1 - worker, num_workers - worker
     turns = [

@@ -109,7 +109,10 @@ def _shortest(name: str, work: SplitWork, microbatch_size: int) -> Schedule:
 
 
 def _patterns(work: SplitWork) -> Iterator[list[list[Action]]]:
-    """ZB-H1 (pace 1), ZB-H2 (pace 2) and patterns that fill the memory, all made narrower where they need more."""
+    """The orders to squeeze: ZB-H1 (pace 1), ZB-H2 (pace 2) and a pattern that fills the memory, by worker.
+
+    Each has fewer warm-up forwards and shorter delays of W where it would need more memory than there is.
+    """
     m, last = work.num_microbatches, len(work.limits) - 1
     counts = [
         limit // cost.activation if limit < m * cost.activation else 2 * len(work.limits)  # all fit: as wide as ZB-H2

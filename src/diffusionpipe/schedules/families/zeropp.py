@@ -67,7 +67,10 @@ def zeropp(
 
 
 def _unit_order(unit: range, *, stages: Sequence[int], hops: int) -> list[Action]:
-    """One unit on a worker that holds `stages` and is `hops` workers before the last one."""
+    """The order of a worker for one unit of micro-batches.
+
+    The worker holds `stages`, and the last worker is `hops` workers after it.
+    """
     ahead = depth_first([unit], len(stages))
     back = [(stages[-1 - chunk], microbatch) for chunk, microbatch in ahead]
     input_grads = [compute_action(stage, Op.I, microbatch) for stage, microbatch in back]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from diffusionpipe.errors import ConfigError
 
 LONGEST = 200
-"""Characters of an expression."""
+"""The most characters of an expression."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -18,9 +18,9 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max}
 
 
 def value_of(text: str, values: Mapping[str, int]) -> int:
-    """The number that the expression gives for these values of its names.
+    """The number that the expression `text` gives with these values of its names.
 
-    It may have whole numbers, names, + - * // and parentheses, min and max.
+    An expression may have whole numbers, names, + - * // and parentheses, min and max.
 
     >>> value_of("2 * (ranks - rank) - 1", {"ranks": 4, "rank": 1})
     5

@@ -91,7 +91,11 @@ def _text(path: Path) -> str:
 
 
 def _given_orders(path: Path, text: str, *, is_csv: bool) -> Schedule:
-    """The orders that a text lists, checked."""
+    """The legal schedule that the text of a CSV or schedule file states, with the name of the file.
+
+    Raises:
+        ScheduleError: it cannot be read, or its orders are illegal; names every problem with its place in the file.
+    """
     try:
         schedule = schedule_from_csv(text) if is_csv else schedule_from_text(text, source=str(path))
         _check_orders(schedule)
@@ -121,10 +125,10 @@ def _position(rank: int, number: int) -> str:
 
 
 def _check_orders(schedule: Schedule) -> None:
-    """Refuse orders without actions, with other actions than computations, and illegal ones.
+    """Check that the schedule has actions, no others than F, B, I and W, and that it is legal.
 
     Raises:
-        ScheduleError: the orders are such.
+        ScheduleError: it is not so.
     """
     ops = dict.fromkeys(action.op for _, action in schedule.actions())
     if not ops:
@@ -135,7 +139,10 @@ def _check_orders(schedule: Schedule) -> None:
 
 
 def _illegal(error: ScheduleError, source: str, places: Mapping[str, str]) -> ScheduleError:
-    """The same error with the place of each action that it names."""
+    """The same error with the name of its source, and before each problem the place of the action that it names.
+
+    `places`: text of an action -> its place. After eight problems only the number of the others follows.
+    """
     problems = [_located(problem, places) for problem in error.problems[:MAX_PROBLEMS]]
     more = [f"  and {len(error.problems) - MAX_PROBLEMS} more"] if len(error.problems) > MAX_PROBLEMS else []
     return ScheduleError([f"{source}: the orders are illegal:", *(f"  {one}" for one in problems), *more])
@@ -145,7 +152,7 @@ _ACTION = re.compile(r"\b\d+[A-Z][A-Z_]*\d+\b")
 
 
 def _places(text: str, *, is_csv: bool) -> Mapping[str, str]:
-    """The place of each action in the file, by the action's text; the last one of several."""
+    """Text of an action -> its place in the file, such as "line 2, cell 3"; the last place if there are several."""
     if is_csv:
         return _places_in_rows(csv.reader(io.StringIO(text)), place_in_file)
     found: dict[str, str] = {}
@@ -166,7 +173,10 @@ def _places_in_rows(rows: Iterable[Sequence[str]], place: Callable[[int, int], s
 
 
 def _located(problem: str, places: Mapping[str, str]) -> str:
-    """The problem, before it the place of the first action that it names."""
+    """The text of a problem, after the place of the first action that it names; unchanged if it has a place already.
+
+    `places`: text of an action -> its place.
+    """
     words = (word for word in _ACTION.findall(problem) if word in places)
     action = next(words, None)
     # Not where the problem has a place already.

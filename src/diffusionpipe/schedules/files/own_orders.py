@@ -10,7 +10,8 @@ from diffusionpipe.schedules.files.order_file import orders_from_rows
 from diffusionpipe.timing.legal import check
 
 Orders: TypeAlias = Callable[[int, int], Schedule | Iterable[str | Iterable[str]]]
-"""(ranks, microbatches) -> a row of actions for each rank, such as ["0F0", "0B0"] or "0F0 0B0"; or a `Schedule`."""
+"""A user's function: (ranks, microbatches) -> a row of actions for each rank, such as ["0F0", "0B0"] or "0F0 0B0";
+or a `Schedule`."""
 
 
 def own_orders(
@@ -43,14 +44,18 @@ def own_orders(
 
 
 def _sized(schedule: Schedule, size: int) -> Schedule:
-    """The schedule with micro-batches of that many samples."""
+    """The schedule with `size` samples in every micro-batch."""
     placement = schedule.placement
     pipelines = tuple(replace(one, microbatches=(size,) * len(one.microbatches)) for one in placement.pipelines)
     return replace(schedule, placement=replace(placement, pipelines=pipelines))
 
 
 def _rows(returned: Iterable[str | Iterable[str]], name: str) -> list[list[str]]:
-    """A list of the actions' texts for each rank."""
+    """For each rank, the texts of its actions, from what a user's function has returned.
+
+    Raises:
+        ConfigError: that is not a row of actions for each rank. `name`: of the function, for the error.
+    """
     wrong = ConfigError(f'{name} must return a row of actions for each rank, such as [["0F0", "0B0"], ["1F0", "1B0"]]')
     if isinstance(returned, str) or not isinstance(returned, Iterable):
         raise wrong

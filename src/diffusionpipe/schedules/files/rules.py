@@ -57,14 +57,15 @@ class Rules:
     chunks: int = 1
     """The number of stages on each worker."""
     group: str | None = None
-    """Least micro-batches that a worker takes through all its chunks before the next ones; None: all in one group."""
+    """The least number of micro-batches that a worker takes through all its chunks before the next ones; None: all."""
     is_unit: bool = False
     """Whether a worker ends all actions of a group before it begins the next one."""
     limit: str | None = None
-    """Most forwards in flight on a worker; None: any number."""
+    """The most forwards in flight on a worker; None: any number."""
     priority: tuple[Op, ...]
     """All ops of the schedule, the one that a worker prefers first."""
     meanwhile: tuple[Op, ...] = ()
+    """The ops that a worker may run while it waits, the one that it prefers first."""
 
 
 SIZES = ("ranks", "chunks", "microbatches")
@@ -113,13 +114,15 @@ class _Part:
     """The actions that a worker does before it begins anything else: forwards, and backwards, each in its order."""
 
     forwards: list[tuple[int, int]]
+    """(stage, micro-batch) of each forward, in order."""
     backwards: list[tuple[int, int]]
+    """(stage, micro-batch) of each backward, in order."""
     counts: dict[Op, int]
-    """How many of each op it has started."""
+    """Op -> the number of its actions that the worker has started."""
 
 
 class _Run:
-    """One run: moments at which workers look for their next action, in order of time."""
+    """One run of the rules: moments at which workers look for their next action, in order of time."""
 
     def __init__(self, rules: Rules, num_workers: int, num_microbatches: int) -> None:
         self.rules, self.workers = rules, _workers(rules, num_workers)
@@ -151,7 +154,7 @@ class _Run:
         return number
 
     def _parts(self, worker: int, groups: tuple[range, ...]) -> Iterator[_Part]:
-        """The worker's work in reverse: the part that comes first is the last."""
+        """The parts of a worker's work in reverse: the part that it does first comes last."""
         own = [stage for stage, home in enumerate(self.workers) if home == worker]  # in forward order
         # Popped from the end.
         for some in ([one] for one in reversed(groups)) if self.rules.is_unit else [list(groups)]:
@@ -163,7 +166,7 @@ class _Run:
             )
 
     def _look(self, now: Seconds, worker: int) -> None:
-        """Let the worker start an action, if it is free and has one."""
+        """Let the worker start an action at the time `now`, if it is free and may start one."""
         if self.free_at[worker] > now or not self.parts[worker]:
             return
         part = self.parts[worker][-1]
@@ -190,7 +193,7 @@ class _Run:
         return work[count] if may_take else None
 
     def _input(self, op: Op, stage: int, microbatch: int) -> Seconds:
-        """When the input of an action from another stage is there; infinite as long as it is not known."""
+        """The time at which an action's input from another stage is there; infinite as long as it is not known."""
         if op is Op.W or (op is Op.F and stage == 0):
             return 0
         if op is not Op.F and stage == len(self.workers) - 1:

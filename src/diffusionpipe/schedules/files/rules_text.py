@@ -53,7 +53,7 @@ def rules_from_text(text: str, *, source: str) -> Rules:
 
 
 def _lines(text: str, problems: list[str]) -> dict[str, tuple[int, str]]:
-    """The line number and the value of each key of a rules file, by key."""
+    """Key -> (line number, value) of each rule in the text of a rules file; faults are added to `problems`."""
     found: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].strip()

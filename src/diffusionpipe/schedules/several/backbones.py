@@ -15,7 +15,7 @@ from diffusionpipe.ir import Action, Edge, Pipeline, Placement, Schedule, Stage
 
 
 def of_backbone(schedule: Schedule, model: str, first_block: int) -> Schedule:
-    """The schedule as the one of backbone `model`: its pipelines have that name, its blocks begin at `first_block`."""
+    """The schedule as backbone `model` has it: its pipelines get that name, its blocks begin at `first_block`."""
     placement = schedule.placement
     stages = tuple(replace(stage, weights=stage.weights + first_block) for stage in placement.stages)
     pipelines = tuple(replace(pipeline, model=model) for pipeline in placement.pipelines)

@@ -36,9 +36,11 @@ from diffusionpipe.units import Seconds
 
 Urgency = Callable[[Action], tuple[Seconds, ...]]
 JOINT = ("opposed", "together")
-"""Schedules of several backbones at once; a family's name means one backbone after the other, each in that family."""
+"""The names of schedules that run several backbones at once; a family's name means one backbone after the other, each
+in that family."""
 PACES = (0.5, 1)
-"""Parts of F + B by which a later micro-batch counts: with one more, orders are hardly shorter."""
+"""The parts of F + B by which each later micro-batch makes the way longer in the rule "critical", tried one by one.
+With one part more, orders are hardly shorter."""
 
 
 def facing(first: Pipe, second: Pipe) -> tuple[Pipe, Pipe]:
@@ -53,14 +55,17 @@ def facing(first: Pipe, second: Pipe) -> tuple[Pipe, Pipe]:
 
 
 def pipe_of(model: str, workers: Sequence[int], microbatches: Sequence[int], first_block: int = 0) -> Pipe:
-    """The pipe of a backbone with one stage on each of these workers; `microbatches` are the samples of each."""
+    """The pipe of a backbone with one stage on each of these workers.
+
+    `microbatches`: the number of samples of each micro-batch.
+    """
     return Pipe(workers=tuple(workers), microbatches=tuple(microbatches), model=model, first_block=first_block)
 
 
 def opposed(num_workers: int, microbatches: tuple[int, int]) -> Schedule:
-    """The schedule of two backbones in opposite directions, the first one down the workers; all stages take as long.
+    """The schedule of two backbones in opposite directions, the first one down the workers; stages have equal times.
 
-    `microbatches`: the number of each, of one sample.
+    `microbatches`: the number of micro-batches of each backbone, which have one sample.
 
     >>> for order in opposed(2, (2, 2)).orders:
     ...     print(*order)
@@ -119,7 +124,7 @@ def _listed(pipes: Sequence[Pipe], urgency: Urgency, times: Sequence[StageTimes]
 
 
 def _urgencies(pipes: Sequence[Pipe], times: Sequence[StageTimes]) -> Iterator[Urgency]:
-    """The module's rules for these pipes."""
+    """The urgencies of the module's rules for these pipes: "deepest", then "critical" with each of `PACES`."""
     left: dict[tuple[int, Op], Seconds] = {}  # from the start of an action to the end of its micro-batch
     last: list[tuple[int, Seconds]] = []  # by stage: the last micro-batch of its backbone, F + B of its dearest stage
     first = 0

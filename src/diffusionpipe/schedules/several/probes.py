@@ -58,7 +58,10 @@ def with_probes(schedule: Schedule, shares: Mapping[str, Fraction]) -> Schedule:
 
 
 def _orders(placement: Placement, pipelines: Sequence[Pipeline], num_workers: int) -> list[list[Action]]:
-    """The probes of each worker: in each time slot, of those that can start, the one furthest down its pipeline."""
+    """The forwards of the probes on each worker, by worker.
+
+    In each time slot a worker runs the forward that is furthest down its pipeline, of all that can start.
+    """
     orders: list[list[Action]] = [[] for _ in range(num_workers)]
     # Each begins at the first conditioned micro-batch.
     done = {stage: pipeline.numbers.start for pipeline in pipelines for stage in pipeline.stages}

@@ -78,7 +78,7 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
 
 
 def _stuck(schedule: Schedule, streams: Streams) -> tuple[str, ...]:
-    """The places at which the schedule gets stuck, one line for each; () if it does not."""
+    """One sentence for each place at which the schedule gets stuck with these queues for transfers; () for none."""
     try:
         graph_of(schedule, machine_of(streams))
     except ScheduleError as error:

@@ -11,7 +11,7 @@ from diffusionpipe.ir.ranges import tiles
 from diffusionpipe.ir.schedule import Schedule, lone_blocks
 
 ORDER_OF_OPS = (Op.F, Op.B, Op.I, Op.W)
-"""Every stage does its ops for a micro-batch in this order."""
+"""The order in which every stage does its ops for a micro-batch."""
 
 
 def completeness_problems(schedule: Schedule) -> Iterator[str]:
@@ -46,7 +46,7 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def fill_problems(schedule: Schedule) -> Iterator[str]:
-    """One sentence for each sample that an encoder stage's fills miss, repeat, or take from others."""
+    """One sentence for each sample that an encoder stage's fills miss, repeat, or take from outside its share."""
     placement = schedule.placement
     num_layers: dict[int, int] = defaultdict(int)
     # A schedule does not hold the layers of its frozen block, so the largest end of a fill is their number.
@@ -75,7 +75,7 @@ def fill_problems(schedule: Schedule) -> Iterator[str]:
 def order_problems(schedule: Schedule, positions: Mapping[Action, int]) -> Iterator[str]:
     """One sentence for each op of a stage in the wrong order, and each fill that runs layers after later ones.
 
-    `positions`: action -> its place in its worker's order.
+    `positions`: action -> its index in its worker's order.
     """
     for pipeline in schedule.placement.pipelines:
         ops = [op for op in ORDER_OF_OPS if op in pipeline.ops]

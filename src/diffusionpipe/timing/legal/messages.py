@@ -45,14 +45,14 @@ def _pairing(schedule: Schedule) -> Iterator[str]:
 
 
 def _is_end(action: Action, message: Message) -> bool:
-    """Whether a send or receive of this message's number is its SEND or its RECV."""
+    """Whether a send or receive with the number of this message is its SEND or its RECV, by stage and micro-batch."""
     is_gradient = action.op in (Op.SEND_B, Op.RECV_B)
     stage = message.source if action.op in SEND_OPS else message.destination
     return (action.stage, action.microbatch, is_gradient) == (stage, message.microbatch, message.is_gradient)
 
 
 def _carried(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
-    """Problems where tensors and samples that a worker reads do not arrive once each, or where others are sent."""
+    """One sentence for each read whose tensors or samples do not arrive exactly once, and each unread message."""
     stages = schedule.placement.stages
     wanted: dict[tuple[object, ...], dict[str, list[Range]]] = defaultdict(lambda: defaultdict(list))
     readers: dict[tuple[object, ...], Action] = {}
@@ -107,7 +107,7 @@ def _text(ranges: Sequence[Range]) -> str:
 def timing_problems(schedule: Schedule, flows: Sequence[Flow], positions: Mapping[Action, int]) -> Iterator[str]:
     """One sentence for each send before its tensors are there, and each receive after the action that reads it.
 
-    `positions`: action -> its place in its worker's order.
+    `positions`: action -> its index in its worker's order.
     """
     stages = schedule.placement.stages
     for index, slots in serving(schedule, flows).items():

@@ -61,7 +61,10 @@ def _membership(schedule: Schedule) -> Iterator[str]:
 
 
 def _probe(schedule: Schedule, number: int, probe: Pipeline) -> Iterator[str]:
-    """A probe only runs forwards, over the stages of one other pipeline and some of its micro-batches."""
+    """One sentence for each fault of a probe, which is the pipeline with this number.
+
+    A probe only runs forwards, over the stages of one other pipeline and some of its micro-batches.
+    """
     stages, least = schedule.placement.stages, probe.probes_from
     probed = [
         pipeline
@@ -80,7 +83,7 @@ def _probe(schedule: Schedule, number: int, probe: Pipeline) -> Iterator[str]:
 
 
 def _batch(schedule: Schedule) -> Iterator[str]:
-    """Pipelines that train the same block take different samples of the batch."""
+    """One sentence for each pair of pipelines that train the same block on the same samples of the batch."""
     stages = schedule.placement.stages
     taken: dict[int, list[tuple[int, Range]]] = defaultdict(list)
     for i, pipeline in enumerate(schedule.placement.pipelines):
@@ -133,7 +136,7 @@ def _shares(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
 
 
 def _cover(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
-    """The shares of a block's stages in one pipeline are disjoint and cover the micro-batch."""
+    """One sentence for each block whose stages in a pipeline do not have every sample of a micro-batch exactly once."""
     blocks = defaultdict(list)
     for stage in pipeline.stages:
         blocks[schedule.placement.stages[stage].weights].append(stage)
@@ -167,7 +170,7 @@ def _edges(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
 
 
 def supply_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
-    """One sentence for each action that gets samples of a tensor from no stage, or the same ones from several."""
+    """One sentence for each action that gets samples of a tensor from no stage, or the same samples from several."""
     stages = schedule.placement.stages
     supplied: dict[tuple[Action, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for flow in flows:

@@ -12,7 +12,7 @@ from diffusionpipe.ir.versions import batches_held
 def step_problems(schedule: Schedule) -> Iterator[str]:
     """One sentence for each STEP without gradients before it, and each gradient that no later STEP takes in.
 
-    Blocks without any STEP have none.
+    There is no sentence for blocks without any STEP.
     """
     stages = schedule.placement.stages
     for worker, order in enumerate(schedule.orders):
@@ -51,7 +51,10 @@ def window_problems(window: Schedule) -> Iterator[str]:
 
 
 def _encodings(window: Schedule) -> Iterator[str]:
-    """If a window encodes, each worker does so once, before everything else that it does for the batch."""
+    """One sentence for each worker that does not encode once in a window, before all else that it does for the batch.
+
+    There is none for a window that does not encode at all.
+    """
     if not any(action.op is Op.ENCODE for _, action in window.actions()):
         return
     for worker, order in enumerate(window.orders):
@@ -67,8 +70,9 @@ def _encodings(window: Schedule) -> Iterator[str]:
 
 
 def _leads(window: Schedule) -> Iterator[str]:
-    """Nothing begins a batch before the forward that leads most, but its encoding, which may one window earlier.
+    """One sentence for each action that begins its batch too early: with more lead than the forward that leads most.
 
+    The encoding of a batch and its messages may come one window earlier.
     Stores take turns, as many as batches may live at once (`ir.versions.batches_held`): earlier the rows of a batch
     would overwrite another batch's, which are still read.
     """
@@ -82,7 +86,7 @@ def _leads(window: Schedule) -> Iterator[str]:
 
 
 def _step_places(window: Schedule) -> Iterator[str]:
-    """Every trained block has one STEP a window on each of its holders, after its gradients and their sum."""
+    """One sentence for each trained block and holder without exactly one STEP after its gradients and their sum."""
     stages = window.placement.stages
     lone = lone_blocks(window)
     for worker, order in enumerate(window.orders):
@@ -107,7 +111,11 @@ def _step_places(window: Schedule) -> Iterator[str]:
 
 
 def _readings(window: Schedule) -> Iterator[str]:
-    """Nothing reads a version of the future; a backward reads what its forward read, or the newest; W reads none."""
+    """One sentence for each action that reads a wrong version of the weights.
+
+    Nothing may read a version of the future. A backward has to read the version that its forward read, or the newest.
+    W reads none.
+    """
     forwards = {(a.stage, a.microbatch): a.reading for _, a in window.actions() if a.op is Op.F}
     for worker, order in enumerate(window.orders):
         done = Counter[int]()
@@ -130,7 +138,7 @@ def _readings(window: Schedule) -> Iterator[str]:
 
 
 def _tables(window: Schedule) -> Iterator[str]:
-    """All holders of a block read the same versions."""
+    """One sentence for each action that reads another version of a block than another holder of it does."""
     seen: dict[tuple[int, Op, int | None], Action] = {}
     for worker, action in window.actions():
         if action.op in (Op.F, Op.B, Op.I):

@@ -15,14 +15,18 @@ class _AbandonedError(Exception):
 
 
 class BackgroundTask(Generic[T]):
-    """A function that runs in a daemon thread from construction on; it ends with a result or with an error.
+    """A function that runs in a daemon thread from the task's construction on, and its result or its error.
 
     The thread takes part in no communication between ranks: two threads that use one process group, or NCCL at all,
     would wait for each other. The watchdog sees it as `name`.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], T], name: str, progress: Progress) -> None:
-        """`work` gets a function to call between its parts, which ends it after `abandon`."""
+        """Starts the thread, which calls `work(go_on)`.
+
+        `work` calls `go_on` between its parts; after `abandon` that raises an error which ends the thread. `name`: the
+        work in words, for messages. `progress`: where the watchdog sees the work.
+        """
         self._work, self._name, self._progress = work, name, progress
         self._result: T | None = None
         self._error: Exception | None = None
@@ -41,7 +45,7 @@ class BackgroundTask(Generic[T]):
         return self.is_done and self._error is not None
 
     def result(self) -> T:
-        """Waits for the end; returns what the work has returned, or raises what it has raised."""
+        """Waits for the thread's end; returns the result of the work, or raises its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error

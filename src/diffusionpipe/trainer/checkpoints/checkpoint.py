@@ -55,7 +55,7 @@ _WRITING, _REPLACED = ".writing", ".replaced"
 
 
 class Saving:
-    """One checkpoint on its way to the disk, in steps that may be far apart.
+    """The writing of one checkpoint by one rank, in steps that may be far apart in time.
 
     The steps of all ranks of the group, in this order: `plan`, `write`, `collect`, `publish` (first rank only). They
     take `plan` and `collect` together, through messages; a rank takes `write` and `publish` by itself, and another
@@ -70,7 +70,10 @@ class Saving:
         group: dist.ProcessGroup | None = None,
         published: Callable[[Path], None] | None = None,
     ) -> None:
-        """All ranks have the same step and state (JSON values). The first rank calls `published` with the folder."""
+        """Takes the step and the values of state.json, the same on all ranks; writes nothing yet.
+
+        `published`: a function that the first rank calls with the checkpoint's folder, when it is complete.
+        """
         self.path = run_folder / FOLDER / f"step-{step:08d}"
         """The folder that the checkpoint will have."""
         self._run_folder, self._step, self._state, self._group = run_folder, step, state, group
@@ -81,7 +84,7 @@ class Saving:
         self._size: Bytes = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Makes the hidden folder, agrees on who writes what, and returns the names of this rank's tensors to write.
+        """Makes the hidden folder, agrees on each tensor's writer, and returns the names of the tensors for this rank.
 
         A name may be held by several ranks, which then hold equal values; one of them writes it.
 
@@ -94,9 +97,10 @@ class Saving:
     def write(
         self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None
     ) -> tuple[FileRecord, ...]:
-        """Writes this rank's tensors, reads the file again, and returns its size and checksum; () without tensors.
+        """Writes this rank's tensors to its file, reads it again, and returns its record; () without tensors.
 
-        `copies`: the tensors in host memory, if they were copied. `between`: called after each piece of the file.
+        `copies`: copies of the tensors in host memory, by name, to write in place of the tensors themselves. `between`:
+        called after each piece of the file.
 
         Raises:
             OSError: not all tensors could be written.
@@ -140,7 +144,7 @@ class Saving:
         return CheckpointError(f"the checkpoint of step {self._step} could not be written: {error}\n{remains}")
 
     def report(self, standstill: Seconds, seconds: Seconds) -> None:
-        """Logs on the first rank the checkpoint's path and size, the time that training stood still, and all time."""
+        """Logs on the first rank the checkpoint's path and size, the seconds that training waited, and all seconds."""
         if self._is_first:
             logger.info(
                 "checkpoint=%s size_bytes=%d standstill_s=%.2f save_s=%.2f", self.path, self._size, standstill, seconds
@@ -185,10 +189,10 @@ def save(
 
 
 def load(path: Path, tensors: Mapping[str, Tensor]) -> State:
-    """Verifies the checkpoint together with all ranks, fills this rank's tensors in place, returns the state.
+    """Verifies a checkpoint with all ranks, fills this rank's tensors in place, and returns the values of state.json.
 
-    Every rank calls it; the ranks that saved need not be as many. Nothing is changed unless the files of
-    all ranks are good and each rank finds all its names.
+    Every rank calls it; more or fewer ranks may have written the checkpoint. A rank's tensors change only if all files
+    are good and the rank finds all its names.
 
     Raises:
         CheckpointError: on all ranks, for a damaged checkpoint or one of another model.
@@ -198,7 +202,9 @@ def load(path: Path, tensors: Mapping[str, Tensor]) -> State:
 
 
 def read(path: Path, tensors: Mapping[str, Tensor]) -> State:
-    """Fills the tensors in place and returns the state; for one process, which has called `verify` before.
+    """Fills the tensors in place from a checkpoint, by name, and returns the values of state.json.
+
+    One process calls it alone, after `verify`.
 
     Raises:
         CheckpointError: a name is missing, has another shape or type in the checkpoint, or a file cannot be read.
@@ -208,7 +214,7 @@ def read(path: Path, tensors: Mapping[str, Tensor]) -> State:
 
 
 def read_state(path: Path) -> State:
-    """The JSON object in the checkpoint's state.json: step, seed and other values saved beside the tensors.
+    """The JSON object in the checkpoint's state.json: step, seed and other values that were saved beside the tensors.
 
     Raises:
         CheckpointError: the file cannot be read, or holds something else.
@@ -235,9 +241,9 @@ def verify(path: Path) -> None:
 
 
 def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Refuses a damaged checkpoint.
+    """Refuses a damaged checkpoint, which all ranks of the group read together.
 
-    Every rank of the group calls it and compares its share of the files with the manifest.
+    Every rank calls it and compares its share of the files with the manifest.
 
     Raises:
         CheckpointError: on all ranks; a file is missing, cut, altered or not in the manifest.
@@ -262,9 +268,9 @@ def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> lis
 
 
 def previous_good(path: Path) -> Path | None:
-    """The newest undamaged checkpoint of the same run that was written before this one; None if there is none.
+    """The newest undamaged checkpoint of the same run that was written before the one at `path`; None if there is none.
 
-    Reads the checkpoints that it tries, whole.
+    It reads all files of the checkpoints that it tries.
     """
     siblings = saved_checkpoints(path.parent.parent)
     others = [other for other in siblings if other != path and (order_of(other) < order_of(path))]
@@ -272,9 +278,10 @@ def previous_good(path: Path) -> Path | None:
 
 
 def clean(run_folder: Path) -> tuple[str, ...]:
-    """Removes what an interrupted save has left and returns its names; one process calls it, when no other saves.
+    """Removes the hidden folders and files that an interrupted save has left, and returns their names.
 
-    A checkpoint that was being replaced when the process died returns to its place.
+    One process calls it, while no other saves. A checkpoint that was being replaced when the process died gets its name
+    back.
     """
     left = sorted((run_folder / FOLDER).glob(_LEFT))
     for path in left:
@@ -315,14 +322,17 @@ def problem_of_folder(folder: Path, resume: str | None) -> str | None:
 
 
 def _make_empty(folder: Path) -> None:
-    """Makes the folder, in place of what an earlier attempt may have left."""
+    """Makes an empty folder; removes what an earlier attempt has left in its place."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
 
 
 def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord, ...]) -> None:
-    """Completes the folder, makes it durable and gives it its name."""
+    """Writes state.json and the manifest into the hidden folder `temporary`, and renames it durably to `final`.
+
+    `files`: the records of the files that are in the folder already. An older checkpoint of the same step is replaced.
+    """
     write_durably(temporary / STATE, (json.dumps(state, indent=1) + "\n").encode())
     # The folder of this step is replaced, so its number does not count.
     others = [path for path in saved_checkpoints(final.parent.parent) if path != final]
@@ -347,7 +357,9 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
 
 
 def prune(run_folder: Path, keep: int) -> None:
-    """Deletes all but the last `keep` checkpoints; a folder that cannot be removed only gives a warning.
+    """Deletes all of a run's checkpoints but the `keep` that were written last.
+
+    A folder that cannot be removed only gives a warning.
 
     One rank calls it.
     """
@@ -359,7 +371,10 @@ def prune(run_folder: Path, keep: int) -> None:
 
 
 def _problems(path: Path, share: int, num_shares: int) -> list[str]:
-    """The faults of the checkpoint, as far as this share of its files shows."""
+    """A sentence for each fault of a checkpoint that one share of its files shows; [] if none.
+
+    `share`: the index of the share among `num_shares`.
+    """
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:
@@ -375,7 +390,7 @@ def _problems(path: Path, share: int, num_shares: int) -> list[str]:
 
 
 def _refusal(path: Path, problems: list[str], good: Path | None) -> str:
-    """The message about a damaged checkpoint."""
+    """The message that the checkpoint at `path` is damaged, with its faults and how to resume from `good`."""
     step = good.name.removeprefix("step-").lstrip("0") or "0" if good else ""
     offer = (
         f"the previous good checkpoint is {good}; resume with --resume {step}" if good else "no earlier good one exists"

@@ -1,4 +1,4 @@
-"""Which checkpoints a run folder holds, and which one is meant by a name."""
+"""The checkpoints that a run folder holds, and the one that a name means."""
 
 import os
 import re
@@ -12,13 +12,13 @@ FOLDER = "checkpoints"
 """The name of the folder of checkpoints in the run folder."""
 _NAME = re.compile(r"step-(\d{8,})")
 _SHOWN = 200
-"""Characters of what was asked for that a message repeats."""
+"""The number of characters of a wanted checkpoint's name that a message repeats."""
 
 
 def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
     """The run's checkpoints in the order in which they were written.
 
-    One whose manifest cannot be read comes last: it is found first and refused by name, not silently passed over.
+    A checkpoint whose manifest cannot be read comes last. So `latest` finds it, and it is refused by its name.
     """
     folder = run_folder / FOLDER
     if not folder.is_dir():
@@ -29,14 +29,14 @@ def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 def latest(run_folder: Path) -> Path | None:
     """The checkpoint that was written last, None where the run has none.
 
-    One whose manifest cannot be read counts as last.
+    A checkpoint whose manifest cannot be read counts as written last.
     """
     return next(reversed(saved_checkpoints(run_folder)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoints:
-    """The steps of the checkpoints that a failed run leaves."""
+    """The steps of the checkpoints that a failed run leaves on the disk, and the advice how to resume from them."""
 
     steps: tuple[int, ...]
     """The steps of the checkpoints, in the order of writing."""
@@ -44,7 +44,7 @@ class KeptCheckpoints:
     def remedy(self, *, may_be_ruined: bool = False) -> str:
         """A sentence that names the last checkpoint and how to resume.
 
-        With `may_be_ruined` it offers the one before, too.
+        `may_be_ruined`: the last checkpoint may hold useless weights, so the sentence offers the one before, too.
         """
         if not self.steps:
             return "No checkpoint was saved. Start again."
@@ -54,7 +54,7 @@ class KeptCheckpoints:
 
 
 def kept_of(run_folder: Path) -> KeptCheckpoints:
-    """The steps of all checkpoints in a run's folder; none where the disk cannot be read."""
+    """The steps of all checkpoints in a run's folder; no steps where the disk cannot be read."""
     try:
         paths = saved_checkpoints(run_folder)
     except OSError:  # the disk may be the reason for the failure
@@ -68,9 +68,11 @@ def num_written(run_folder: Path) -> int:
 
 
 def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
-    """The checkpoint meant by "latest", a step, or a path (to a checkpoint, or to a run whose latest is meant).
+    """The folder of the checkpoint that `wanted` names: "latest", a step, or a path.
 
-    Digits are always a step, never a path. The folder of all checkpoints means the latest.
+    A path may lead to a checkpoint, to a run or to its folder of checkpoints; the last two mean the latest.
+
+    Digits are always a step, never a path.
 
     Raises:
         CheckpointError: there is none, or the path is a file; it lists what is there.
@@ -97,7 +99,7 @@ def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether the path has the name and kind of a checkpoint."""
+    """Whether the path is a folder with the name of a checkpoint."""
     return _NAME.fullmatch(path.name) is not None and path.is_dir()
 
 
@@ -116,7 +118,7 @@ def order_of(path: Path) -> tuple[bool, int, str]:
 
 
 def _latest_or_refuse(run_folder: Path) -> Path:
-    """The run's latest checkpoint.
+    """The folder of the checkpoint that the run has written last.
 
     Raises:
         CheckpointError: it has none.
@@ -128,7 +130,7 @@ def _latest_or_refuse(run_folder: Path) -> Path:
 
 
 def _listing(run_folder: Path) -> str:
-    """The names that could have been meant: the run's checkpoints, or else the contents of the folder."""
+    """Words that list the run's checkpoints, or else the first ten names in its folder, for a message."""
     names = [path.name for path in saved_checkpoints(run_folder)]
     if names:
         return f"{run_folder} has {', '.join(names)}"

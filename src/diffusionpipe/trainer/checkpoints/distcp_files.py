@@ -40,23 +40,28 @@ _CLASSES = frozenset(
 
 
 class _Part:
-    """An object of the table: `state` has its fields by name, or in their order."""
+    """An object of the pickled table, in place of an object of one of torch's classes."""
 
     state: Any = None
+    """The values of the object's fields, by name or in their order."""
 
     def __init__(self, *_: object) -> None:
-        """Takes what the class that it stands for would take."""
+        """Takes and ignores the arguments of the class that it replaces."""
 
     def __setstate__(self, state: object) -> None:
-        """Called by pickle."""
+        """Keeps the state that pickle has read for the object."""
         self.state = state
 
 
 class _TableUnpickler(pickle.Unpickler):
-    """Reads the table and nothing else: a pickle from a stranger's checkpoint must not run code."""
+    """Reads the pickled table with a few classes alone: a stranger's pickle must not run code."""
 
     def find_class(self, module: str, name: str) -> object:
-        """The object that stands for the class here, if a table may contain it."""
+        """The class that the pickle names, or a class that replaces it here.
+
+        Raises:
+            UnpicklingError: a table of tensors may not contain this class.
+        """
         if module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)):
             return getattr(torch, name)
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
@@ -67,7 +72,7 @@ class _TableUnpickler(pickle.Unpickler):
 
 
 def read_distcp_table(folder: Path) -> tuple[StoredTensor, ...]:
-    """The tensors of the folder, as its table describes them.
+    """The name, place, type and shape of each tensor in the folder, from its table.
 
     Raises:
         CheckpointError: the table is missing, cannot be read, or does not describe tensors in the folder's files.
@@ -89,7 +94,11 @@ def read_distcp_table(folder: Path) -> tuple[StoredTensor, ...]:
 
 
 def read_distcp_tensor(file: BinaryIO, stored: StoredTensor, tensor: Tensor) -> None:
-    """Fills the tensor with the value at the file's position."""
+    """Fills `tensor` with the value that `stored` describes; `file` is at the value's first byte.
+
+    Raises:
+        ValueError: another value is there.
+    """
     value = torch.load(io.BytesIO(file.read(stored.length)), map_location="cpu", weights_only=True)
     if not isinstance(value, Tensor) or (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
         raise ValueError(f"{stored.file} does not hold {stored.name} at byte {stored.offset}")
@@ -97,7 +106,9 @@ def read_distcp_tensor(file: BinaryIO, stored: StoredTensor, tensor: Tensor) -> 
 
 
 def _stored(name: object, kinds: dict[object, _Part], place: _Part) -> StoredTensor:
-    """A tensor of the table, whose parts a stranger may have written.
+    """The place, type and shape of the tensor `name` in the table, whose parts a stranger may have written.
+
+    `kinds`: the table's shapes and types by tensor name. `place`: the table's file, offset and length of the value.
 
     Raises:
         ValueError: the table gives no type, shape or place that a tensor can have.

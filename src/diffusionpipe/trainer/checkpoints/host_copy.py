@@ -23,7 +23,7 @@ _ALIGNMENT: Bytes = 64
 
 
 class HostCopy:
-    """Copies of tensors in host memory, for a GPU page-locked, made while the device computes.
+    """Copies of tensors in host memory (page-locked for a GPU), which are made while the device computes.
 
     `start` begins a copy, `complete` ends it in another thread, `protect` waits before the tensors change. The next
     copy overwrites the last one.
@@ -41,9 +41,9 @@ class HostCopy:
         self._is_copied.set()
 
     def start(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Begins to copy the tensors and returns the copies by name, which are complete after `complete`.
+        """Begins to copy the tensors, and returns the copies by name; they hold the values after `complete`.
 
-        They overwrite the copies of the call before.
+        They overwrite the copies that an earlier call has returned.
         """
         # With strides: the memory is copied as it is.
         kinds = {name: (tensor.shape, tensor.dtype, tensor.stride()) for name, tensor in tensors.items()}
@@ -59,7 +59,10 @@ class HostCopy:
 
     @torch.no_grad()
     def complete(self) -> None:
-        """Waits for a GPU's copies, or makes a CPU's; another thread than training's calls it."""
+        """Waits until a GPU has made the copies, or makes the copies of tensors on a CPU.
+
+        The thread that writes the checkpoint calls it, not training's thread.
+        """
         if self._copied is not None:
             torch.cuda.set_device(self._device)  # of this thread: otherwise it would be the first one
             self._copied.synchronize()
@@ -72,9 +75,9 @@ class HostCopy:
             self._is_copied.set()
 
     def protect(self) -> None:
-        """Returns when the tensors may change.
+        """Waits until training may change the tensors without changing the copies.
 
-        On a GPU it does not wait, but later work of the device waits for the copies.
+        On a GPU it returns at once, but later work of the device waits for the copies.
         """
         if self._copied is not None:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
@@ -92,7 +95,10 @@ class HostCopy:
             self._copied = stream.record_event()
 
     def _make_room(self, tensors: Mapping[str, Tensor]) -> None:
-        """New memory for tensors of these kinds, each with a storage of its own: others would be written with it."""
+        """Makes host memory and uninitialised copies for tensors of these shapes and types.
+
+        Each copy has a storage of its own, because writing a tensor writes its whole storage.
+        """
         starts, end = {}, 0
         for name, tensor in tensors.items():
             starts[name] = end
@@ -109,12 +115,12 @@ class HostCopy:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a copy: a dense tensor's own, so that its memory is copied as it is."""
+    """The strides of a tensor's copy: a dense tensor's own, so that its memory is copied as it is."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def _in(memory: Tensor, start: Bytes, like: Tensor) -> Tensor:
-    """A tensor of the same kind whose storage is this part of the memory."""
+    """A tensor with the shape and type of `like` whose values are in `memory` from byte `start` on."""
     if not like.numel():
         return torch.empty_like(like, device="cpu")
     flat = torch.frombuffer(memory.numpy(), dtype=like.dtype, count=like.numel(), offset=start)

@@ -19,7 +19,7 @@ from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
-"""The form in which checkpoints are written; the first had files of torch.distributed.checkpoint."""
+"""The number of the form in which checkpoints are written; form 1 had files of torch.distributed.checkpoint."""
 _READ = (1, 2)
 _THREADS = 4
 
@@ -43,20 +43,20 @@ class Manifest:
     step: int
     """The number of updates that were done before the checkpoint."""
     sequence: int
-    """Counts the checkpoints of a run in the order of writing; it differs from the order of steps after a return to an
+    """The checkpoint's number in the order of writing, from 1; it differs from the order of steps after a return to an
     earlier checkpoint."""
     files: tuple[FileRecord, ...]
-    """Every file but the manifest itself."""
+    """The records of all files of the checkpoint but the manifest itself."""
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
-    """Size and checksum of each of these files, in their order; reads them whole, four at a time."""
+    """The records of the files with these names, in their order; reads the files whole, four at a time."""
     with ThreadPoolExecutor(_THREADS) as threads:
         return tuple(threads.map(lambda name: _describe(folder, name), names))
 
 
 def check_files(folder: Path, records: Sequence[FileRecord]) -> list[str]:
-    """A sentence for each file that is missing, has another size or was altered; [] if none.
+    """A sentence for each file that is missing or differs from its record in size or checksum; [] if none.
 
     Checksums are compared only where all sizes are right.
     """
@@ -110,7 +110,12 @@ def unlisted(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _record(data: Mapping[str, object]) -> FileRecord:
-    """The record of a file that lies in the checkpoint's folder itself."""
+    """The file's record that an entry of manifest.json states.
+
+    Raises:
+        ValueError: a value has another type, or the name is not of a file in the checkpoint's folder itself.
+        TypeError: the entry has other fields.
+    """
     record = FileRecord(**data)  # type: ignore[arg-type]  # the types are checked here
     if not (isinstance(record.name, str) and isinstance(record.size, int) and isinstance(record.blake2b, str)):
         raise ValueError(f"a record has values of other types: {str(dict(data))[:200]}")
@@ -120,14 +125,14 @@ def _record(data: Mapping[str, object]) -> FileRecord:
 
 
 def _describe(folder: Path, name: str) -> FileRecord:
-    """The size and the checksum of a file, which is read for it."""
+    """The record of a file, which is read whole for its size and checksum."""
     with (folder / name).open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
         return FileRecord(name=name, size=file.tell(), blake2b=digest.hexdigest())  # the length that was read
 
 
 def _size_problem(folder: Path, record: FileRecord) -> str | None:
-    """The fault of the file's presence and length; None if there is none."""
+    """A sentence if the file is missing, is not a regular file or has another size; None if it is as recorded."""
     path = folder / record.name
     if problem := problem_of_file(path):
         return f"{record.name}: {problem}"

@@ -40,28 +40,29 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _PHASE = "saving"
 _PATIENCE: Seconds = 3.0
-"""Patience with a thread for which no caller waits any more."""
+"""The seconds to wait for the end of a thread whose work was abandoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checked:
-    """The results of a rank's thread."""
+    """The results of the thread that checks and writes a rank's tensors."""
 
     not_finite: str | None
-    """A weight that forbids the checkpoint."""
+    """The name of a tensor with a NaN or an infinity, which forbids the checkpoint; None if all are finite."""
     part: tuple[FileRecord, ...] | None
-    """None if there is such a weight."""
+    """The record of the rank's file, () if it has none to write; None if a tensor is not finite."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
-    """A checkpoint on its way to the disk. Mutable."""
+    """A checkpoint on its way to the disk: its writing, its thread and its times. It is mutable."""
 
     saving: Saving
     step: int
     started: Seconds
+    """The time at which the checkpoint began, by `perf_counter`."""
     standstill: Seconds
-    """How long training has waited for it."""
+    """The seconds for which training has waited for it until now."""
     writing: BackgroundTask[_Checked] | None
     """The writing thread; None once all ranks have its result."""
     publishing: BackgroundTask[None] | None = None
@@ -69,7 +70,7 @@ class _Pending:
 
     @property
     def task(self) -> BackgroundTask[_Checked] | BackgroundTask[None] | None:
-        """The task that runs in the thread."""
+        """The task of the thread at work for the checkpoint; None on a rank that does not publish."""
         return self.writing or self.publishing
 
 
@@ -89,7 +90,12 @@ class RunCheckpoints:
         is_asynchronous: bool,
         published: Callable[[Path], None] | None = None,
     ) -> None:
-        """`keep`: how many finished ones are kept. `published` is called with each on the first rank, in any thread."""
+        """Takes the settings of the run's checkpoints; nothing is written yet.
+
+        `keep`: the number of finished checkpoints that are not deleted. `published`: a function that the first rank
+        calls, in any thread, with the folder of each finished checkpoint. `is_asynchronous`: write while training
+        continues.
+        """
         self._published = published
         self._job, self._folder, self._keep, self._screen = job, folder, keep, screen
         self._size = job.membership.world_size
@@ -108,14 +114,15 @@ class RunCheckpoints:
     # At the end of a step; every rank calls these with the same values.
 
     def save(self, step: int, state: TrainingState, others: State, *, is_proven: bool, is_last: bool) -> None:
-        """Saves the state after this step, with `others` as state.json: at once, or begins it in the background.
+        """Saves the training state after `step` as a checkpoint: at once, or begins it in the background.
 
-        It first waits for the checkpoint before. `is_proven`: these weights have given a finite validation loss; until
-        then one more checkpoint is kept. `is_last`: training ends here, so it is written at once.
+        It first waits for the checkpoint before. `others`: the values of its state.json. `is_proven`: these weights
+        have given a finite validation loss; until then one more checkpoint is kept. `is_last`: training ends here, so
+        the checkpoint is written at once.
 
         Raises:
-            CheckpointError: on all ranks; it, or the one before, could not be written.
-            NonFiniteWeightsError: on all ranks.
+            CheckpointError: on all ranks; this checkpoint, or the one before, could not be written.
+            NonFiniteWeightsError: on all ranks; a weight is NaN or infinite.
         """
         # The next copy overwrites the host memory from which the last one is written.
         self._wait_for_previous(step)
@@ -129,7 +136,7 @@ class RunCheckpoints:
                 self._begin(step, tensors, others, self._host)
 
     def after(self, step: int, votes: int) -> None:
-        """Advances the checkpoint on its way if all ranks have voted.
+        """Takes the next action for the checkpoint on its way, if the threads of all ranks have ended.
 
         Every rank calls it after step `step` had a finite loss. `votes`: the sum of `vote` over all ranks.
 
@@ -160,9 +167,9 @@ class RunCheckpoints:
     # Within a step.
 
     def vote(self) -> int:
-        """A number to be summed over all ranks.
+        """A number to be summed over all ranks: the rank's vote that its thread has ended.
 
-        0 while the thread works, 1 after, the number of ranks if it has failed.
+        0 while the thread works or nothing is on its way, 1 after its end, the number of ranks if it has failed.
         """
         if self._pending is None:
             return 0
@@ -175,7 +182,7 @@ class RunCheckpoints:
         return self._size if task.has_failed else 1
 
     def protect(self) -> None:
-        """Returns when the weights may change: they are copied, or later work of the GPU waits for the copy."""
+        """Waits until the weights may change: they are copied, or later work of the GPU waits for the copy."""
         if self._host is not None and self._pending is not None:
             started = perf_counter()
             self._host.protect()
@@ -203,7 +210,7 @@ class RunCheckpoints:
 
     @property
     def _kept(self) -> int:
-        """One more, until the weights of the newest have given a finite loss."""
+        """The number of checkpoints to keep: one more until the newest one's weights have given a finite loss."""
         return self._keep if self._is_proven else self._keep + 1
 
     def _wait_for_previous(self, step: int) -> None:
@@ -220,7 +227,7 @@ class RunCheckpoints:
             )
 
     def _begin(self, step: int, tensors: Mapping[str, Tensor], others: State, host: HostCopy) -> None:
-        """Start to copy this rank's share of the tensors and to write it."""
+        """Starts to copy the tensors that this rank writes, and a thread that checks and writes the copies."""
         started = perf_counter()
         saving = Saving(self._folder, step, others, published=self._published)
         try:
@@ -245,7 +252,12 @@ class RunCheckpoints:
         )
 
     def _advance(self, pending: _Pending) -> None:
-        """Wait for the threads of all ranks, and take the next action with all ranks."""
+        """Waits for the threads of all ranks, and begins to publish the checkpoint, or reports that it is complete.
+
+        Raises:
+            CheckpointError: on all ranks; the checkpoint could not be written.
+            NonFiniteWeightsError: on all ranks; a weight is NaN or infinite.
+        """
         started = perf_counter()
         self._pending = None  # if it fails
         try:
@@ -263,7 +275,11 @@ class RunCheckpoints:
                 prune(self._folder, self._keep)
 
     def _tell_all(self, pending: _Pending, writing: BackgroundTask[_Checked]) -> None:
-        """Tell all ranks what each has written, and publish it on the first."""
+        """Tells all ranks the results of every rank's thread, and starts the thread that publishes on the first rank.
+
+        Raises:
+            NonFiniteWeightsError: on all ranks; a weight is NaN or infinite.
+        """
         found = agree(lambda: writing.result().not_finite)
         if any(name is not None for name in found):
             # Removes the hidden folder; the error that all raise comes next.
@@ -286,7 +302,10 @@ class RunCheckpoints:
 
 
 def _attempt(action: Callable[[], T]) -> Callable[[], T]:
-    """Does it now; a function that returns its result or raises its error, also later and in another thread."""
+    """Runs the action at once, and returns a function that returns its result or raises its error.
+
+    The function may be called later and in another thread.
+    """
     done: Future[T] = Future()
     try:
         done.set_result(action())

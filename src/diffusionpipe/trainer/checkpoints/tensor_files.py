@@ -4,7 +4,7 @@
     tensors.json                               the name, file, place, type and shape of each tensor, as columns
 
 A reader needs the index and the values; the headers of the files are for other programs, which can open each file by
-itself. Folders of before have files of torch.distributed.checkpoint, which `distcp_files` reads.
+itself. Folders of the first format have files of torch.distributed.checkpoint, which `distcp_files` reads.
 """
 
 import io
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 INDEX = "tensors.json"
 _FILE = re.compile(r"rank-\d+\.safetensors")
 _PIECE: Bytes = 64 * 2**20
-"""Bytes of a piece of a file that is written in pieces."""
+"""The size in bytes of one piece of a file that is written in pieces."""
 
 
 class TensorWriting:
-    """One rank's part of writing the tensors of all ranks into a folder, in steps that may be far apart.
+    """The writing of all ranks' tensors into a folder, as one rank does it, in steps that may be far apart in time.
 
     All ranks of the group take the steps in this order. They take `plan` together, through messages; a rank takes
     `write` and `finish` by itself, and another thread may do it.
     """
 
     def __init__(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
-        """`folder` exists and is empty."""
+        """Takes the folder, which exists and is empty, and the group of ranks; nothing is written yet."""
         self._folder, self._group = folder, group
         self._rank = rank_in(group)
         self._tensors: Mapping[str, Tensor] = {}
@@ -66,9 +66,9 @@ class TensorWriting:
         self._files: tuple[FilePlan, ...] = ()
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Agrees on who writes what, and returns the names of the tensors that this rank writes.
+        """Agrees with all ranks on each tensor's writer, and returns the names of the tensors that this rank writes.
 
-        A name that several ranks hold is written by one of them, so that all write about equally much.
+        One of the ranks that hold a name writes it, chosen so that all ranks write about the same number of bytes.
 
         Raises:
             CheckpointError: on all ranks; a tensor is not dense, or ranks hold different shapes or types under one
@@ -95,10 +95,10 @@ class TensorWriting:
     def write(
         self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None
     ) -> tuple[str, ...]:
-        """Writes this rank's tensors, or their copies in host memory, to the disk; returns the name of its file.
+        """Writes this rank's tensors, or their copies in host memory, to its file, and returns the file's name.
 
-        Without tensors there is no file. `between` is called after every piece of at most 64 MiB, which is then synced,
-        so that a slow disk differs from one that hangs.
+        Without tensors there is no file, and it returns (). `between` is called after every piece of at most 64 MiB,
+        which is then synced, so that a slow disk differs from one that hangs.
 
         Raises:
             OSError: not all could be written.
@@ -116,12 +116,14 @@ class TensorWriting:
         return (name,)
 
     def finish(self, records: Sequence[Sequence[FileRecord]]) -> None:
-        """Writes the index of all tensors; `records` has the files that each rank reports to have written.
+        """Writes the index of all tensors, after it has compared the files of all ranks with the plan.
+
+        `records`: for each rank the records of the files that it has written.
 
         Only the first rank calls it.
 
         Raises:
-            CheckpointError: a rank has written something else than it was to write.
+            CheckpointError: a rank has written other files than planned.
             OSError: the index cannot be written.
         """
         for rank, (plan, found) in enumerate(zip(self._files, records, strict=True)):
@@ -137,14 +139,17 @@ class TensorWriting:
 
 
 class _PiecewiseFile(io.FileIO):
-    """A new file; with `between` it is synced whenever a piece was written, and `between` is called."""
+    """A new file that is written in pieces.
+
+    With `between` it is synced after each piece, and `between` is called after each write.
+    """
 
     def __init__(self, path: Path, between: Callable[[], None] | None) -> None:
         super().__init__(path, "w")
         self._between, self._unsynced = between, 0
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write up to a piece of the data, and sync the file after each whole piece; the number of bytes written."""
+        """Writes at most one piece of the data, and returns the number of bytes written."""
         written = super().write(memoryview(data)[:_PIECE])  # the writer calls again with the rest
         if self._between is not None:
             self._unsynced += written
@@ -156,7 +161,7 @@ class _PiecewiseFile(io.FileIO):
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fills the tensors in place with the values that the folder has under their names, written by any rank.
+    """Fills the tensors in place with the values that the folder holds under their names.
 
     Raises:
         CheckpointError: a name is missing, has another shape or type there, or the files cannot be read.
@@ -197,7 +202,7 @@ def _is_distcp(folder: Path) -> bool:
 
 
 def _table(folder: Path) -> tuple[StoredTensor, ...]:
-    """The tensors of a folder in either form."""
+    """The index of the tensors in a folder of either format."""
     if _is_distcp(folder):
         return read_distcp_table(folder)
     try:
@@ -213,7 +218,7 @@ def _table(folder: Path) -> tuple[StoredTensor, ...]:
 
 
 def _problem_of(stored: StoredTensor) -> str | None:
-    """The fault of a row of the index, which a stranger may have written; None if it has none."""
+    """The fault of one tensor's entry in the index, which a stranger may have written; None if it has none."""
     if stored.dtype not in DTYPES or any(size < 0 for size in stored.shape):
         return f"{stored.name!r}: there is no tensor of type {stored.dtype} and shape {stored.shape}"
     if not _FILE.fullmatch(stored.file):
@@ -225,7 +230,11 @@ def _problem_of(stored: StoredTensor) -> str | None:
 
 
 def _check_wanted(folder: Path, tensors: Mapping[str, Tensor], table: Mapping[str, StoredTensor]) -> None:
-    """Compares names, shapes and types."""
+    """Refuses tensors whose name, shape or type differs from the folder's table of tensors.
+
+    Raises:
+        CheckpointError: names up to ten of them.
+    """
     missing = [name for name in tensors if name not in table]
     problems = [f"{folder.name} has no tensors {_some(missing)}"] if missing else []
     for name in tensors.keys() - set(missing):
@@ -243,12 +252,16 @@ def _check_wanted(folder: Path, tensors: Mapping[str, Tensor], table: Mapping[st
 
 
 def _some(names: list[str], most: int = 20) -> str:
-    """The names in order, cut after `most`."""
+    """A text of at most `most` of the names, sorted, and the number of the others."""
     return ", ".join(sorted(names)[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _fill(file: io.BufferedReader, stored: StoredTensor, tensor: Tensor) -> None:
-    """Reads the tensor from the file's position on, into its own memory where that is on the host and in order."""
+    """Fills `tensor` with the values from the file's position on.
+
+    Raises:
+        ValueError: the file ends before the tensor does.
+    """
     target = (
         tensor
         if tensor.device.type == "cpu" and _is_in_order(tensor)
@@ -275,10 +288,10 @@ def _is_in_order(tensor: Tensor) -> bool:
 
 
 def _in_order(tensor: Tensor) -> Tensor:
-    """The tensor in host memory, its values in the order of its indices; a copy only where it is not there already."""
+    """The tensor in host memory, contiguous; a copy only where it is not so already."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a tensor on the host whose values are in order."""
+    """The bytes of a contiguous tensor in host memory, without a copy."""
     return tensor.view(-1).view(torch.uint8).numpy().data

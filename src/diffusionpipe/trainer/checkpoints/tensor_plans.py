@@ -1,4 +1,4 @@
-"""Who writes which tensor of a checkpoint, and where in the file of its rank the tensor lies.
+"""Plans of a checkpoint's files: the rank that writes each tensor, and the tensor's place in that rank's file.
 
 Every rank offers its tensors by name, type and shape, and the first rank chooses. A rank's file is one of safetensors:
 
@@ -22,7 +22,7 @@ from diffusionpipe.units import Bytes
 DTYPES: Mapping[str, torch.dtype] = {
     str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
 }
-"""torch's types by their names without "torch."."""
+"""All types of torch, keyed by their names without "torch."."""
 _IN_FILE: Mapping[str, str] = {
     "bool": "BOOL",
     "int8": "I8",
@@ -41,7 +41,7 @@ _IN_FILE: Mapping[str, str] = {
     "float8_e5m2": "F8_E5M2",
     "complex64": "C64",
 }
-"""The names of types in a header; a tensor of another type is a row of bytes ("U8") there."""
+"""The names of types in a header, by torch's names; a tensor of another type is stored as bytes ("U8")."""
 _ALIGNMENT: Bytes = 8
 
 
@@ -56,21 +56,21 @@ class Offer:
 
     @property
     def size(self) -> Bytes:
-        """Bytes that the tensor takes in a file."""
+        """The number of bytes that the tensor takes in a file."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """The place, type and shape of a tensor in a checkpoint: a row of the index."""
+    """The place, type and shape of a tensor in a checkpoint: one entry of the index."""
 
     name: str
     file: str
     """The name of the file in the checkpoint's folder."""
     offset: Bytes
-    """The first byte of the tensor in the file."""
+    """The position of the tensor's first byte in the file."""
     length: Bytes
-    """Bytes that the tensor takes in the file."""
+    """The number of bytes that the tensor takes in the file."""
     dtype: str
     """The type of the tensor without "torch.", e.g. "float32"."""
     shape: tuple[int, ...]
@@ -81,18 +81,18 @@ class FilePlan:
     """The file that one rank will write: its first bytes, and where each tensor lies."""
 
     start: bytes
-    """Length of the header, and the header."""
+    """The first bytes of the file: the length of the header, and the header."""
     tensors: tuple[StoredTensor, ...]
-    """The tensors in the order of the file."""
+    """The tensors of the file, in its order."""
     size: Bytes
-    """The length of the whole file."""
+    """The length of the whole file in bytes."""
 
 
 def offer_of(name: str, tensor: Tensor) -> Offer:
-    """The offer of a tensor.
+    """The name, type and shape of a tensor, as a rank offers it to the first rank.
 
     Raises:
-        CheckpointError: it is sparse or quantised.
+        CheckpointError: the tensor is sparse or quantised.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise CheckpointError(f"{name} is not a dense tensor")
@@ -100,10 +100,12 @@ def offer_of(name: str, tensor: Tensor) -> Offer:
 
 
 def check_offers(offers: Sequence[Sequence[Offer]]) -> None:
-    """Refuses tensors that cannot be, and a name that means other shapes or types on other ranks; `offers` by rank.
+    """Refuses an impossible type or shape, and a name with different shapes or types on two ranks.
+
+    `offers`: the offers of each rank.
 
     Raises:
-        CheckpointError: names the tensor, and for an unequal one both ranks.
+        CheckpointError: names the tensor, and both ranks if they differ.
     """
     seen: dict[str, tuple[int, object]] = {}
     for rank, of_rank in enumerate(offers):
@@ -117,9 +119,11 @@ def check_offers(offers: Sequence[Sequence[Offer]]) -> None:
 
 
 def shares_of(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[int, ...], ...]:
-    """For each rank the positions, among its own offers, of the tensors that it writes.
+    """For each rank the positions, among its own offers, of the tensors that it is to write.
 
-    Each name is written once. Of a name that several ranks hold, the rank writes it that writes least so far; large
+    `offers`: the offers of each rank.
+
+    Each name is written once. Where several ranks hold a name, the one with the fewest bytes so far writes it; large
     tensors are given away first (Graham, "Bounds on multiprocessing timing anomalies", 1969).
     """
     holders: dict[str, list[tuple[int, int]]] = {}
@@ -139,7 +143,10 @@ def shares_of(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[int, ...], ...]:
 
 
 def file_plan(file: str, offers: Sequence[Offer]) -> FilePlan:
-    """The file with these tensors, wide types first, so that each tensor begins at a multiple of its width."""
+    """The plan of the file with this name and these tensors.
+
+    Wide types come first, so that each tensor begins at a multiple of its type's width.
+    """
     ordered = sorted(offers, key=lambda offer: -DTYPES[offer.dtype].itemsize)
     ends = list(accumulate((offer.size for offer in ordered), initial=0))
     # As safetensors writes for torch; some readers refuse files without it.

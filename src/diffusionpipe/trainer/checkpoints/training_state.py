@@ -1,4 +1,4 @@
-"""The state for resuming a training, as tensors.
+"""The state from which a training resumes, as named tensors.
 
 They are named "model.", "optimizer." or "ema." and the parameter's name, or "optimizer_group." and the group's.
 """
@@ -39,13 +39,13 @@ class TrainingState:
     trainable: Mapping[str, nn.Parameter]
     """The parameters that the optimizer changes."""
     optimizer: RankOptimizer | None
-    """None on a rank without trainable parameters."""
+    """The optimizer of this rank; None on a rank without trainable parameters."""
     ema: Ema | ReadWeights | None
-    """None if the recipe wants no average."""
+    """The average of the weights; None if the recipe wants no average."""
 
 
 def training_tensors(state: TrainingState) -> dict[str, Tensor]:
-    """All tensors of a rank's checkpoint by name, e.g. "model.NAME", "ema.NAME", "optimizer.NAME.ENTRY"."""
+    """All tensors of a rank's checkpoint, keyed by "model.NAME", "ema.NAME", "optimizer.NAME.ENTRY" and so on."""
     return {
         **_weights(state),
         **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable)),
@@ -54,7 +54,9 @@ def training_tensors(state: TrainingState) -> dict[str, Tensor]:
 
 
 def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Refuses weights and averages with a NaN or an infinity among the tensors after `step`.
+    """Refuses weights and averages with a NaN or an infinity among this rank's tensors of a checkpoint.
+
+    `step`: the number of updates before the checkpoint, for the message.
 
     Every rank calls it.
 
@@ -65,7 +67,9 @@ def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
 
 
 def refuse_not_finite(found: Sequence[str | None], step: int) -> None:
-    """Raises if a rank has found a weight that is not finite; `found` has each rank's name of one, None for none.
+    """Raises an error if a rank has found a weight that is not finite.
+
+    `found`: for each rank the name of such a weight, None for none. `step`: the number of updates, for the message.
 
     Raises:
         NonFiniteWeightsError: with the alphabetically first of the names.
@@ -102,11 +106,10 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def load_training(path: Path, state: TrainingState, *, is_verified: bool = False) -> State:
-    """Puts a checkpoint into this rank's model, optimizer and average, and returns the rest of its state.
+    """Puts a checkpoint into this rank's model, optimizer and average, and returns the values of its state.json.
 
-    The rest are the values that were saved beside the tensors, as in state.json. Every rank calls it; the
-    ranks that saved may have been more or fewer, and split otherwise. `is_verified`: `resuming.checkpoint_of` has
-    compared its checksums already.
+    Every rank calls it; more or fewer ranks may have written the checkpoint, with other stages. `is_verified`:
+    `resuming.checkpoint_of` has compared its checksums already.
 
     Raises:
         CheckpointError: on all ranks, for a damaged checkpoint, or one of another model, optimizer or recipe.
@@ -117,7 +120,7 @@ def load_training(path: Path, state: TrainingState, *, is_verified: bool = False
 
 
 def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
-    """The local part of `load_training`."""
+    """A function that loads a verified checkpoint into this rank's `state` and returns the values of state.json."""
 
     def load_own() -> State:
         found = stored_tensors(path)
@@ -135,7 +138,7 @@ def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
 
 
 def _weights(state: TrainingState) -> dict[str, Tensor]:
-    """The tensors that exist from the start: weights and their averages."""
+    """The tensors of a checkpoint that exist before the first step, by name: weights, buffers and averages."""
     return {
         **_prefixed(MODEL, {name: tensor.detach() for name, tensor in state.model.items()}),
         **_prefixed(EMA, state.ema.tensors() if state.ema is not None else {}),
@@ -143,10 +146,10 @@ def _weights(state: TrainingState) -> dict[str, Tensor]:
 
 
 def _without(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with the prefix, under their names without it."""
+    """The tensors whose names begin with the prefix, keyed by their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under longer names."""
+    """The same tensors, keyed by their names with the prefix before them."""
     return {prefix + name: tensor for name, tensor in tensors.items()}

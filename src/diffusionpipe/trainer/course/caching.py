@@ -26,11 +26,13 @@ from diffusionpipe.trainer.step.cache_writer import CacheWriter
 logger = logging.getLogger(__name__)
 
 JudgeCache = Callable[[Recipe, Plan, Cacheable], CacheVerdict]
-"""The planning half, handed in from above: the worth of a cache in a run whose layers are measured; on rank 0."""
+"""A function of the planning half that rank 0 calls: whether a cache pays in a run whose layers are measured."""
 
 
 def cache_of(opened: RecipeModels, data: Data) -> Cacheable | None:
-    """The results of frozen layers that the run would keep on disk; None where it keeps none. Every rank calls it.
+    """The results of frozen layers that the run would keep on disk; None where it keeps none.
+
+    Every rank calls it.
 
     Raises:
         ConfigError: on every rank, with `encoders = "cache"`; nothing can be kept, or the disk has no room.
@@ -48,7 +50,7 @@ def cache_of(opened: RecipeModels, data: Data) -> Cacheable | None:
 
 
 def _is_left(why_not: str | None) -> bool:
-    """Whether a cache is left out, which rank 0 says."""
+    """Whether the run does without a cache: it does if there is a reason `why_not`, which this logs."""
     if why_not is not None:
         logger.info('encoders=fill reason="%s"', why_not)
     return why_not is not None
@@ -62,10 +64,12 @@ def names_of_kept(found: Cacheable | None) -> tuple[str, ...]:
 def with_cache(
     found: Cacheable | None, session: Session, data: Data, judge: JudgeCache | None = None
 ) -> tuple[Data, CacheWriter | None]:
-    """The data with batches that read from the cache, and the writer that fills it.
+    """The data with batches that read from the cache, and the writer that fills it; without a cache the data and None.
 
-    The data as they are and None without. Every rank calls it. `judge`: gives the worth of the cache where layers are
-    measured; with `encoders = "auto"` a cache that does not pay is left out.
+    Every rank calls it.
+
+    `found`: the results that the cache would keep; None without a cache. `judge`: says whether the cache pays, where
+    layers are measured; with `encoders = "auto"` a cache that does not pay is left out.
 
     Raises:
         ConfigError: on every rank, where the settings of the cache cannot be written.
@@ -92,7 +96,7 @@ def with_cache(
 
 
 def _is_worthless(found: Cacheable, session: Session, judge: JudgeCache | None) -> bool:
-    """Whether the run has the choice and the cache does not pay; says the numbers where layers are measured."""
+    """Whether the cache does not pay and the recipe lets the run do without; logs the numbers of the judgement."""
     recipe = session.recipe
     if judge is None or not recipe.pipeline.is_profiled:
         return False

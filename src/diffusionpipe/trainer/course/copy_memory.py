@@ -21,20 +21,21 @@ class MemoryNeed:
     """The host memory that one rank needs for a copy of its state, and the free memory of its machine, in bytes."""
 
     host: str
+    """The host name of the rank's machine."""
     machine: str
+    """The name of the machine, the same in all its containers; "" if unknown."""
     held: Bytes
-    """The state that the rank holds; others may hold the same."""
+    """The bytes of the training state that the rank holds; other ranks may hold the same."""
     owned: Bytes
-    """The part of it that counts for this rank alone, where several hold the same."""
+    """The bytes of it that count for this rank alone, where several ranks hold the same."""
     later: Bytes
-    """Bytes that training itself has yet to allocate in host memory: on a CPU the gradients and the optimizer's state.
-    """
+    """The bytes that training has yet to allocate in host memory: on a CPU the gradients and the optimizer's state."""
     free: Bytes | None
-    """Free memory of the machine; None if unknown."""
+    """The free memory of the machine in bytes; None if unknown."""
 
 
 def can_checkpoint_async(session: Session) -> bool:
-    """Whether the run writes its checkpoints while training continues: the recipe allows it and all machines have room.
+    """Whether the run writes checkpoints while training continues: the recipe allows it and all machines have memory.
 
     Every rank calls it, before the first step; rank 0 logs the reason. False for trainings without a flush.
 
@@ -63,7 +64,7 @@ def can_checkpoint_async(session: Session) -> bool:
 
 
 def shortage_of(demands: Sequence[MemoryNeed]) -> str | None:
-    """A sentence about the first machine with too little memory, needed and left in GiB; None if all have enough."""
+    """A sentence that names the first machine with too little memory, needed and left in GiB; None if there is none."""
     # Of what several ranks hold one writes each tensor, so that all of them write about equally much.
     share = sum(demand.owned for demand in demands) / max(1, sum(demand.held for demand in demands))
     machines: dict[str, list[MemoryNeed]] = {}

@@ -16,26 +16,27 @@ from diffusionpipe.runtime.machine.machine_use import CoreUse
 from diffusionpipe.units import Seconds
 
 COUNTED = 15
-"""The number of steps that a round records."""
+"""The number of steps that one round records."""
 ENOUGH = 8
-"""Steps that must count: more than half of the first `COUNTED`."""
+"""The number of steps that must count for a judgement: more than half of the first `COUNTED`."""
 MOST_ROUNDS = 3
-"""The most times that `COUNTED` steps are recorded until enough of them count."""
+"""The largest number of rounds of `COUNTED` steps, until enough steps count."""
 LATE = 0.03
-"""A step is calm if no rank waited for a core for a longer part of it."""
+"""The largest part of a calm step in which a rank waited for a core."""
 DISTURBED = 0.05
-"""A step is disturbed if other programs used a larger part of the cores than what the ranks leave to them."""
+"""The part of all cores by which other programs must exceed the part that the ranks leave free to disturb a step."""
 PRECISE = 0.01
-"""The largest standard error of the median iteration, as a part of it, with which the steps will do."""
+"""The largest standard error of the median iteration, relative to it, with which no more steps are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One recorded step over all ranks: its iteration in seconds, time without a core, use of cores by others."""
+    """The measurements of one recorded step over all ranks, by which it counts or not."""
 
     without_core: float
-    """The longest part of it for which a rank was ready to run and had no core."""
+    """The largest part of the step, over the ranks, in which a rank was ready to run and had no core."""
     iteration: Seconds
+    """The seconds of the step's iteration on the slowest rank."""
     use: CoreUse | None = None
     """Use of the cores by other programs; None where it cannot be read."""
 
@@ -52,17 +53,20 @@ class Counted:
     steps: tuple[int, ...]
     """The positions of the steps that count, from 0, in order; () if too few are undisturbed."""
     num_disturbed: int
+    """The number of recorded steps that other programs disturbed."""
     others: float | None
-    """The part of the cores that other programs used, the median over the steps that count, or over all where none
+    """The part of the cores that other programs used, the median over the steps that count, or over all steps if none
     counts; None where it is unknown."""
     why_more: str
-    """Why further steps have to be recorded if there are any, in words; "" if these will do."""
+    """The reason, in words, to record further steps if there are any; "" if these steps are enough."""
 
 
 def representative_steps(notes: Sequence[Note]) -> Counted:
-    """The steps that count: the calm ones, or all undisturbed ones where too few of them are calm.
+    """The steps that may judge the prediction, with the number of disturbed steps and the reason to record more.
 
-    Too few are less than `ENOUGH`, or less than half. With less than `ENOUGH` undisturbed steps none counts.
+    Calm steps count, or all undisturbed ones where too few of them are calm.
+
+    Too few are fewer than `ENOUGH`, or fewer than half. With fewer than `ENOUGH` undisturbed steps none counts.
     """
     undisturbed = [index for index, note in enumerate(notes) if not note.is_disturbed]
     calm = [index for index in undisturbed if notes[index].without_core <= LATE]

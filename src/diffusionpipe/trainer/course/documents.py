@@ -6,15 +6,15 @@ from diffusionpipe.ir.files import write_plan
 from diffusionpipe.trainer.recipe import PLAN, Recipe, recipe_to_toml
 
 SURVEY_FILE = "survey.json"
-"""The file with the facts about the training data."""
+"""The name of the file in the run folder with the facts about the training data."""
 OF_THE_PLAN = ("timeline.json", "timeline.png", "trace.json")
-"""Files of the run folder that are of a step of its plan."""
+"""The names of files in the run folder that show a step of its plan."""
 
 
 def write_documents(recipe: Recipe, plan: Plan) -> None:
     """Writes recipe.toml and plan.json into the run's folder.
 
-    Where the plan has changed, it removes the old plan's timeline.
+    Where the plan differs from the one in the folder, it removes the old plan's timelines.
     """
     folder = recipe.run.folder
     write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))

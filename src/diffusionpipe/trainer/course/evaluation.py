@@ -20,16 +20,17 @@ class ValidationResult:
     """Mean losses over the held-out samples: of all, by time of the noise, and by backbone."""
 
     loss: float
+    """The mean loss of all samples at all times."""
     by_time: tuple[tuple[float, float], ...]
     """The mean loss at each time of the noise, as (time, loss)."""
     by_backbone: tuple[tuple[str, float], ...]
-    """(name, loss); the loss of all is their sum."""
+    """The mean loss of each backbone, as (name, loss); `loss` is their sum."""
 
 
 def validate(session: Session, source: BatchSource, held: HeldSizes | None = None) -> ValidationResult:
-    """The losses of the held-out samples of `source`, with averaged weights where the run has them.
+    """The mean losses of the held-out samples of `source`, with averaged weights where the run has them.
 
-    Every rank calls it. `held`: the sizes of the samples, where there are several.
+    Every rank calls it. `held`: the sizes of the samples; None where all have one size.
     """
     settings = session.recipe.validation
     times = settings.timesteps
@@ -65,7 +66,10 @@ def validate(session: Session, source: BatchSource, held: HeldSizes | None = Non
 
 
 def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, fixed: FixedRows, sums: Tensor) -> None:
-    """Add this rank's losses of one batch, to [backbone, time]; row r has time r modulo their number."""
+    """Runs one validation batch, and adds the losses that this rank gets to `sums`, (backbones, times).
+
+    `start`: the index in `fixed` of the batch's first row. Row r has time r modulo the number of times.
+    """
     worker = session.worker
     number = {backbone.loss: i for i, backbone in enumerate(session.model.backbones)}
     worker.feed(worker.validate, inputs)
@@ -78,7 +82,7 @@ def _add_losses(session: Session, inputs: dict[str, Tensor], start: int, fixed: 
 
 @contextmanager
 def averaged(session: Session) -> Iterator[None]:
-    """Puts the averaged weights in place of the trained ones while the block runs; without an average nothing changes.
+    """A context in which the averaged weights are in place of the trained ones; without an average nothing changes.
 
     Every rank of the job calls it.
     """

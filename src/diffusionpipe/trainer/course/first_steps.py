@@ -7,7 +7,7 @@
 A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Ranks of one
 machine count from the first that leaves the barrier, by the clock that they share (`runtime/recording/clocks.py`).
 Which steps count says `counted_steps`: those that other programs disturbed never do. While too few count, or they vary
-too much, as many are recorded again.
+too much, a further round of steps is recorded.
 """
 
 import logging
@@ -51,23 +51,23 @@ class OwnSteps:
     """One rank's times of the recorded steps, in seconds from the common start of a step, and its memory."""
 
     starts: tuple[Seconds, ...]
-    """Start of each action of its order, the median over the steps."""
+    """The start of each action of the rank's order, the median over the steps."""
     seconds: tuple[Seconds, ...]
-    """Duration of each action of its order, the median over the steps."""
+    """The duration of each action of the rank's order, the median over the steps."""
     ends: tuple[Seconds, ...]
-    """End of the iteration, step by step."""
+    """The end of each step's iteration."""
     steps: tuple[Seconds, ...]
-    """End of the whole step, step by step."""
+    """The end of each whole step."""
     layers: tuple[LayerTime, ...]
-    """Medians over all forwards of as many samples."""
+    """The median time of each layer's forward, for each number of samples."""
     loading: Seconds | None
-    """Processor time of its data workers for a step; None where that cannot be read."""
+    """The processor time of the rank's data workers per step; None where it cannot be read."""
     memory: Bytes
-    """Bytes of its device that training may use."""
+    """The bytes of the rank's device that training may use."""
 
 
 class StepRecorder:
-    """Records one rank's steps, each from a start common to all ranks, and gathers the records of all."""
+    """Records the times of one rank's steps, each from a start common to all ranks, and gathers all ranks' records."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -127,12 +127,15 @@ class StepRecorder:
             self._counters.append(StepCounters(self._begin, end))
 
     def _read(self) -> Counters | None:
-        """The counters that this rank's machine shows now, of all cores that ranks of this job may use there."""
+        """The counters of processor use that this rank's machine shows now, for all cores of this job's ranks there.
+
+        None where they cannot be read.
+        """
         own = self._places[dist.get_rank() if dist.is_initialized() else 0]
         return read_counters(cores_of(self._places, own.machine))
 
     def notes(self) -> list[Note]:
-        """A note for each recorded step, by which `representative_steps` chooses.
+        """The measurements of each recorded step, by which `representative_steps` chooses.
 
         Every rank calls it, and all get the same.
         """
@@ -154,7 +157,7 @@ class StepRecorder:
         ]
 
     def own(self, counted: Sequence[int]) -> OwnSteps:
-        """The record of this rank's steps at the positions `counted`, from 0; call it after `notes`."""
+        """The times of this rank's steps at the positions `counted`, from 0; call it after `notes`."""
         late = self._late
         spans = [[(late[index] + start, seconds) for start, seconds in self._spans[index]] for index in counted]
         return OwnSteps(
@@ -168,16 +171,18 @@ class StepRecorder:
         )
 
     def _loading(self) -> Seconds | None:
-        """Over all recorded steps: data workers work ahead, so that one step says nothing."""
+        """The processor time of this rank's data workers per step; None where it cannot be read.
+
+        It is the mean over all recorded steps: data workers work ahead, so that one step says nothing.
+        """
         if not self._counters or len(self._counters) < self.num_steps:
             return None
         return (self._counters[-1].end.helpers - self._counters[0].begin.helpers) / self.num_steps
 
     def gathered(self, first: int, counted: Counted) -> tuple[Recorded, tuple[Bytes, ...]]:
-        """The record of all ranks as one, and the usable memory of each rank's device.
+        """The record of the steps on all ranks, and the usable memory of each rank's device in bytes.
 
-        Every rank calls it, after `notes`. `first`: the number of the first recorded step; `counted`: the steps that
-        count.
+        Every rank calls it, after `notes`. `first`: the number of the first recorded step. `counted`: steps that count.
         """
         ranks = gather(self.own(counted.steps), form_of(OwnSteps))
         orders = [self._session.plan.train.orders[self._session.plan.mesh.place(r)[1]] for r in range(len(ranks))]
@@ -189,9 +194,10 @@ class StepRecorder:
 def recorded_of(
     mesh: Mesh, ranks: list[OwnSteps], orders: list[tuple[Action, ...]], steps: tuple[int, int]
 ) -> Recorded:
-    """The records of all ranks as one: the timeline of medians, the iteration, the step, and the times of layers.
+    """One record of all ranks: the timeline of medians, the median iteration and step, and the times of layers.
 
-    `orders`: the actions of each rank; `steps`: the numbers of the first and the last recorded step.
+    `ranks`: the times of each rank. `orders`: the actions of each rank. `steps`: the numbers of the first and the last
+    recorded step.
     """
     loading = tuple(own.loading for own in ranks if own.loading is not None)
     spans = tuple(
@@ -211,10 +217,10 @@ def recorded_of(
 
 
 def _has_prediction(state: RunState) -> bool:
-    """Whether all steps are alike, and as the plan predicts them.
+    """Whether the plan predicts the time of the run's steps, and all steps are alike.
 
-    Steps that read results of encoders are shorter, steps by tokens have orders of their own, and steps on patches are
-    as long as their patches are large.
+    Steps that read results of encoders from a cache are shorter, steps by tokens have orders of their own, and the time
+    of steps on patches depends on the size of the patches.
     """
     recipe, worker = state.session.recipe, state.session.worker
     is_alike = worker.window is None and worker.cut is None and state.cache is None and recipe.data.patches is None
@@ -222,7 +228,10 @@ def _has_prediction(state: RunState) -> bool:
 
 
 class FirstSteps:
-    """Records 15 steps after the first 5 of a run, up to three times; rank 0 compares them with the prediction."""
+    """A recorder of a run's first steps, which rank 0 compares with the prediction.
+
+    It records 15 steps after the first 5, up to three times.
+    """
 
     def __init__(self, state: RunState) -> None:
         session, recipe = state.session, state.session.recipe
@@ -244,7 +253,11 @@ class FirstSteps:
             self._recorder.begin()
 
     def end(self, stepper: Stepper | WindowStepper) -> None:
-        """Ends the record of a step before `state.step` counts it, and judges after each 15; every rank calls it."""
+        """Ends the record of a step, and has the record judged after each 15 steps.
+
+        Every rank calls it, before `state.step` counts the step. At other steps rank 0's judge shows results of its
+        work in the background.
+        """
         if self._records and self._recorder is not None and isinstance(stepper, Stepper):
             self._recorder.end(max((phase.end for phase in stepper.phases()), default=0.0))
             if self._recorder.num_steps % COUNTED == 0:
@@ -254,7 +267,7 @@ class FirstSteps:
             self._judge.look()
 
     def _round_over(self, recorder: StepRecorder) -> None:
-        """Have the recorded steps judged, or record as many again because too few of them count."""
+        """Has the recorded steps judged on rank 0, or lets 15 more be recorded because too few of them count."""
         step = self._state.step + 1  # `state.step` does not count this step yet
         left = self._state.session.recipe.training.num_steps - step
         counted = representative_steps(recorder.notes())
@@ -271,6 +284,6 @@ class FirstSteps:
             self._state.metrics.write(step, self._judge.check(recorded, memory))
 
     def close(self) -> None:
-        """Ends the judgement of first steps, because training is over."""
+        """Ends the judge of the first steps, because training is over."""
         if self._judge is not None:
             self._judge.close()

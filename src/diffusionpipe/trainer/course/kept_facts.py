@@ -19,27 +19,31 @@ class KeptFacts:
     """The facts that a checkpoint keeps about its run."""
 
     source: str
-    """The checkpoint, as messages name it."""
+    """The checkpoint's path, as messages name it."""
     step: int
+    """The number of updates before the checkpoint."""
     identity: Mapping[str, object]
     """The entries of `run_identity`; a checkpoint of an earlier version may lack some."""
     values: Values
-    """The recipe's values by their dotted keys."""
+    """The values of the run's recipe, by their dotted keys."""
     stated: Values
-    """The values that the recipe's file states otherwise."""
+    """The values that the recipe's file had for keys that the run's command line set, by dotted keys."""
     is_whole: bool
-    """Whether `values` has all keys of its version; else the others are not known."""
+    """Whether `values` has all keys of its version; if not, the other values are unknown."""
 
 
 def facts_to_keep(identity: Mapping[str, object], values: Values, stated: Values) -> dict[str, object]:
-    """The facts about a run as entries of state.json, beside the step."""
+    """The entries of state.json that keep the facts about a run, without the step.
+
+    `values`: the recipe's values by dotted keys. `stated`: the file's values of keys that the command line set.
+    """
     return {FORMAT: len(STATE) + 1, IDENTITY: dict(identity), VALUES: dict(values), STATED: dict(stated)}
 
 
 def kept_facts(state: Document, source: Path | str) -> KeptFacts:
     """The facts about a run in `state`, the content of state.json in the checkpoint `source`, of any version.
 
-    One that kept no recipe is completed by the recipe in the run's folder, where there is one.
+    If the checkpoint keeps only a part of the recipe, the recipe in the run's folder adds the rest, where there is one.
 
     Raises:
         CheckpointError: the version is unknown, or values are there that no run has written.
@@ -67,7 +71,11 @@ def kept_facts(state: Document, source: Path | str) -> KeptFacts:
 
 
 def _values_in(state: Document, name: str, source: Path | str) -> dict[str, JsonValue]:
-    """Values by dotted keys, without the keys that only another version has."""
+    """The entry `name` of `state`, which has values by dotted keys, without the keys that only another version has.
+
+    Raises:
+        CheckpointError: the entry is not a JSON object.
+    """
     found = state.get(name, {})
     if not isinstance(found, dict):
         raise _strange(source, name, found)

@@ -1,4 +1,4 @@
-"""Pictures that were drawn together, kept singly, each with its origin."""
+"""Files of pictures that were drawn together, each with its origin: the settings that it was drawn with."""
 
 import shutil
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from diffusionpipe.trainer.setup.session import Session
 
 
 def sample_folder(run_folder: Path, step: int) -> Path:
-    """The folder samples/step-NNNNNNNN for the pictures that are drawn after a step.
+    """The path of the folder samples/step-NNNNNNNN for the pictures that a run draws after a step.
 
-    The grid has the same name with .png.
+    The grid of these pictures has the same name with .png.
     """
     return run_folder / "samples" / f"step-{step:08d}"
 
 
 def _at(origin: SampleOrigin, size: Clip) -> SampleOrigin:
-    """The origin of a sample of this size."""
+    """The origin with the width, height and frames of `size`; frames are None for a picture."""
     frames = size.frames if size.frames > 1 else None
     return replace(origin, resolution=size.width, height=size.height, frames=frames)
 
@@ -40,7 +40,9 @@ def keep_samples(
 ) -> tuple[LoggedImage, ...]:
     """Writes each picture into the folder with its origin, and returns each with its name, caption and path.
 
-    `shared`: the common part of the origins. `sizes`: the size of each picture, where they have several.
+    `wish`: the prompts, labels and pictures by which they were drawn.
+
+    `shared`: the common part of the origins. `sizes`: the size of each picture; () where all have the size in `shared`.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -68,9 +70,10 @@ def keep_samples(
 def keep_in_session(
     session: Session, step: int, pictures: Sequence[Picture], wish: SampleRequest, settings: SamplingSettings
 ) -> tuple[LoggedImage, ...]:
-    """Writes the pictures that a run has drawn after a step into the step's folder, which is emptied.
+    """Writes the pictures that a run has drawn after a step into the step's folder, which it empties first.
 
-    Returns their places.
+    Returns each picture with its name, caption and path. `wish`: the prompts, labels and pictures by which they were
+    drawn.
 
     Raises:
         ConfigError: a file cannot be written.

@@ -58,14 +58,16 @@ from diffusionpipe.trainer.reporting.screen import Work
 logger = logging.getLogger(__name__)
 
 Check = Callable[[], None]
-"""Raises a ConfigError where something is wrong."""
+"""A check of a recipe, which raises a ConfigError if it fails."""
 
 
 @contextmanager
 def locked_folder(folder: Path, job: Job, *, take_over: bool = False) -> Iterator[None]:
-    """No other job uses the folder while the block runs: rank 0 holds its lock, or its launcher's. Every rank calls it.
+    """A context in which no other job uses the folder: rank 0 holds its lock, or the lock of its launcher.
 
-    A restart by torchrun takes over from a rank 0 on another machine that gives no sign of life.
+    Every rank calls it. `take_over`: take the lock from a job on another machine that gives no sign of life.
+
+    A restart by torchrun takes over in this way, too.
 
     Raises:
         ConfigError: on all ranks; another job uses the folder, which is left as it is.
@@ -84,9 +86,9 @@ def locked_folder(folder: Path, job: Job, *, take_over: bool = False) -> Iterato
 
 
 def prepare_folder(folder: Path, resume: str | None) -> None:
-    """Makes the run's folder, refuses one that holds another run, and removes the rests of an interrupted save.
+    """Makes the run's folder, refuses a folder that the run cannot use, and removes files of an interrupted save.
 
-    Every rank calls it, with the same `--resume`.
+    Every rank calls it. `resume`: the value of `--resume`, the same on all ranks; None without it.
 
     Raises:
         CheckpointError: with `resume`, there is nothing to resume or the folder cannot be made.
@@ -117,15 +119,18 @@ class Data:
     """The sources of a run's training and validation batches, sizes of their pictures, and facts about the files."""
 
     train: BatchSource
+    """The training samples, from which batches are made."""
     validation: BatchSource | None
+    """The held-out samples; None without validation data."""
     survey: Survey | None
     """The facts about the data; None on other ranks than rank 0."""
     ledger: DataFiles | None
-    """The ledger of the training data; None on other ranks than rank 0."""
+    """The list of training files, each with the position in the data's order from which it counts; None on other ranks
+    than rank 0."""
     sizes: SizedSamples | None
-    """The sizes of the training pictures, where there are several."""
+    """The order of the training samples by size; None where all have one size."""
     held: HeldSizes | None
-    """The sizes of the validation pictures, where there are several."""
+    """The sizes of the held-out samples; None where all have one size, or there are none."""
     is_continued: bool
     """Whether the training data are known to be the same as the continued run's; on rank 0."""
 
@@ -135,6 +140,7 @@ class Resumed:
     """The step of the checkpoint from which a run continues, and whether pictures were added to its data."""
 
     step: int
+    """The number of steps that were done before the checkpoint."""
     has_grown: bool
     """Whether pictures have been added to its data."""
 
@@ -144,7 +150,7 @@ def read_data(
 ) -> tuple[RecipeModels, Data]:
     """The model with its number of steps settled, and the training and validation data, which rank 0 scans for all.
 
-    Every rank calls it. `work` shows the progress; `others` are further checks, which rank 0 calls before the scan.
+    Every rank calls it. `work`: shows the progress. `others`: further checks, which rank 0 calls before the scan.
     `resumed`: the run that continues with these data, maybe with new files; None for a run that begins.
 
     Raises:
@@ -196,7 +202,7 @@ def read_data(
 
 
 def _size_order(recipe: Recipe, dataset: Dataset) -> SizeOrder | None:
-    """The order of the pictures where they have several sizes.
+    """The order of the samples where pictures have several sizes; None where all have one size.
 
     Raises:
         DataError: a size has too few pictures, or all are left out.
@@ -211,17 +217,17 @@ def _size_order(recipe: Recipe, dataset: Dataset) -> SizeOrder | None:
 
 
 def _sizes_of_pictures(dataset: Dataset) -> list[tuple[int, int]]:
-    """Width and height of each picture."""
+    """Width and height of each sample's picture, in pixels."""
     return [(sample.size[0], sample.size[1]) for sample in dataset.samples]
 
 
 def _frames_of(dataset: Dataset) -> list[int]:
-    """The most frames that can be taken of each sample."""
+    """The largest number of frames that can be taken of each sample."""
     return [sample.frames for sample in dataset.samples]
 
 
 def _patch_order(opened: RecipeModels, dataset: Dataset) -> PatchOrder | None:
-    """The order of samples where each step has patches of one size."""
+    """The order of samples where each step has patches of one size; None for a recipe without patches."""
     patches, training = opened.recipe.data.patches, opened.recipe.training
     if patches is None:
         return None
@@ -237,7 +243,7 @@ def _patch_order(opened: RecipeModels, dataset: Dataset) -> PatchOrder | None:
 
 
 def _sized(opened: RecipeModels, source: BatchSource, order: SizeOrder | PatchOrder | None) -> SizedSamples | None:
-    """The order with the inputs of each size that the model is built for."""
+    """The order with a source of batches for each size that the model is built for; None without an order."""
     if order is None:
         return None
     graphs = opened.graph.of_sizes
@@ -250,7 +256,10 @@ def _sized(opened: RecipeModels, source: BatchSource, order: SizeOrder | PatchOr
 
 
 def _held(opened: RecipeModels, source: BatchSource) -> HeldSizes | None:
-    """The sizes of held-out pictures, of which none is left out; None where all samples have one size."""
+    """The sizes of held-out samples, with a source of batches for each size; None where all samples have one size.
+
+    No held-out sample is left out for its size.
+    """
     rules = rules_of(opened.recipe.data)
     if rules is None:
         return None
@@ -267,9 +276,9 @@ def _held(opened: RecipeModels, source: BatchSource) -> HeldSizes | None:
 
 
 def with_steps(opened: RecipeModels, dataset: Dataset, left_out: int = 0) -> RecipeModels:
-    """The model with `training.steps` set from `training.epochs` of this data.
+    """The model with `training.steps` set to the steps of `training.epochs` with this data.
 
-    The model as it is where no epochs are set. `left_out`: the number of samples that are not trained on.
+    It returns `opened` itself where no epochs are set. `left_out`: the number of samples that are not trained on.
 
     Raises:
         RecipeError: other keys do not fit to this number of steps.
@@ -285,7 +294,7 @@ def with_steps(opened: RecipeModels, dataset: Dataset, left_out: int = 0) -> Rec
 
 
 def _ledger_before(recipe: Recipe, resumed: Resumed) -> DataFiles | None:
-    """The ledger of the run that continues; None where an older version has written none.
+    """The list of data files that the run wrote before it was resumed; None where an older version has written none.
 
     Raises:
         DataError: it cannot be read, or is missing though pictures have been added.
@@ -302,7 +311,10 @@ def _ledger_before(recipe: Recipe, resumed: Resumed) -> DataFiles | None:
 def _ledger(
     recipe: Recipe, findings: Findings, dataset: Dataset, before: DataFiles | None, resumed: Resumed | None
 ) -> DataFiles:
-    """The ledger of the scanned training data."""
+    """The list of the scanned training files: a new one, or `before` with the files that were added since.
+
+    `before`: the list that the run wrote before it was resumed; None without one.
+    """
     if before is None or resumed is None:
         return first_ledger(findings.files)
     at = Continuation(
@@ -312,7 +324,7 @@ def _ledger(
 
 
 def _in_order(folder: Folder, ledger: DataFiles) -> Folder:
-    """The samples in the order in which they enter."""
+    """The folder's samples in the order in which their files entered the training data."""
     since, dataset, findings = ledger.since_of(), folder.dataset, folder.findings
     # Sorting is stable: files that entered together stay in the order of the scan.
     places = sorted(range(len(dataset.samples)), key=lambda place: since[dataset.samples[place].name])
@@ -331,7 +343,10 @@ def _survey(
     resumed: Resumed | None,
     order: SizeOrder | None,
 ) -> Survey:
-    """The facts about the scanned folders, training's first."""
+    """The facts about the scanned folders for the user; the training data come first in `scanned`.
+
+    `source`: the batches of the training data. `order`: the sizes of its pictures; None where all have one size.
+    """
     recipe = opened.recipe
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
     dataset = scanned[0].dataset
@@ -352,14 +367,20 @@ def _survey(
 
 
 def reads_more(recipe: Recipe, members: Sequence[Member]) -> bool:
-    """Whether data.caption_chunks may be larger: it is below the limit, and all models read chunks."""
+    """Whether data.caption_chunks may be larger: it is below the limit, and all models can read further chunks."""
     return recipe.data.caption_chunks < MOST_CHUNKS and all(family_of(one.folder).has_chunks for one in members)
 
 
 def _scan(
     opened: RecipeModels, work: Work, others: tuple[Check, ...], found: list[Folder]
 ) -> tuple[Dataset, Dataset | None]:
-    """Training and validation data; `found` gets what their scans have shown."""
+    """The training data and the validation data, None without any; it runs all checks first.
+
+    `found` gets the scanned folders with their findings, the training data first.
+
+    Raises:
+        ConfigError: a check or a scan fails; it lists the faults of all.
+    """
     data = opened.recipe.data
     need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
     taken = selection_of(data.frame_counts, data.frame_rate)
@@ -418,7 +439,11 @@ def _scan(
 
 
 def _check_loss_masks(data: DataSection, found: Folder) -> None:
-    """Refuse files that cannot be masks of the loss. Raises DataError, which names the first of them."""
+    """Refuses files that cannot be masks of the loss.
+
+    Raises:
+        DataError: names the first of them.
+    """
     dataset, treatments = found.dataset, data.treatments
     files = {
         path: (dataset.path(place), found.findings.sizes[place])
@@ -429,20 +454,24 @@ def _check_loss_masks(data: DataSection, found: Folder) -> None:
 
 
 def _raise_faults(found: Iterable[str | None]) -> None:
-    """Raises DataError with the first faults of files and the number of others, if there are any."""
+    """Raises an error with the first faults of files and the number of the others, if there are any.
+
+    Raises:
+        DataError: a fault is not None.
+    """
     if faults := [fault for fault in found if fault is not None]:
         more = f"\nand {len(faults) - NUM_EXAMPLES} more" if len(faults) > NUM_EXAMPLES else ""
         raise DataError("\n".join(faults[:NUM_EXAMPLES]) + more)
 
 
 def _with_sizes(dataset: Dataset, findings: Findings) -> Dataset:
-    """The samples with the sizes of their pictures, which other ranks do not read."""
+    """The samples with the sizes of their pictures, which only rank 0 has read from the files."""
     pairs = zip(dataset.samples, findings.sizes, strict=True)
     return replace(dataset, samples=tuple(replace(sample, size=size or ()) for sample, size in pairs))
 
 
 def check_optimizer(opened: RecipeModels) -> None:
-    """Refuse an optimizer that cannot train these parameters on this device, before anything is measured.
+    """Refuses an optimizer that cannot train these parameters on this device, before anything is measured.
 
     Raises:
         ConfigError: names the parameters, or the arguments; RecipeError where its states cannot be counted.
@@ -479,10 +508,10 @@ def _skipping(recipe: Recipe) -> Skipping | None:
 
 
 def tokenizers_of(members: Sequence[Member]) -> dict[str, Tokenizer]:
-    """The tokenizer of each raw input of tokens, by the input's name in the graph of all models.
+    """The tokenizer of each raw input of tokens, keyed by the input's name in the graph of all models.
 
     Raises:
-        ModelError: one is missing, cannot be read, or makes tokens for which its text encoder has no embedding.
+        ModelError: a tokenizer is missing, cannot be read, or makes tokens for which its text encoder has no embedding.
     """
     return {
         member.component(name): tokenizer
@@ -521,7 +550,11 @@ def mask_source(recipe: Recipe) -> MaskSource | None:
 
 
 def _check_mask_files(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse files that cannot be masks of their pictures. Raises DataError, which names the first of them."""
+    """Refuses files that cannot be masks of their pictures.
+
+    Raises:
+        DataError: names the first of them.
+    """
     source = mask_source(recipe)
     if source is None or source.kind is not MaskKind.FILE:
         return
@@ -529,7 +562,7 @@ def _check_mask_files(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def _null_label(opened: RecipeModels) -> int | None:
-    """The label of no class, for all models that read labels.
+    """The label of samples without a class, the same for all models that read labels; None if none reads labels.
 
     Raises:
         ConfigError: they have different numbers of classes.

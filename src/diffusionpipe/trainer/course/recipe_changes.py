@@ -28,13 +28,15 @@ class Settled:
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
-    """The remarks about the changes of the recipe."""
+    """The remarks about the changes of the recipe, one sentence each."""
     stated: Values = field(default_factory=dict)
-    """Values of the recipe's file that do not hold, by their dotted keys."""
+    """The values that the recipe's file has for keys that the command line sets now or has set, by dotted keys."""
 
 
 def settle(recipe: Recipe, stated: Values, kept: KeptFacts) -> Settled:
-    """The recipe with which the run of a checkpoint continues; `kept` has the facts about the run.
+    """The recipe with which a run continues from a checkpoint, and remarks on its changes.
+
+    `kept`: the facts about the run in the checkpoint.
 
     `stated`: keys that the command line sets, with the values that the recipe's file has for them.
 
@@ -66,7 +68,7 @@ def settle(recipe: Recipe, stated: Values, kept: KeptFacts) -> Settled:
 
 
 def refusal(source: str, problems: Sequence[str]) -> str:
-    """The message that `source` belongs to another run: the problems, and the remedy."""
+    """The message that the checkpoint `source` belongs to another run: the problems, and the remedy."""
     return (
         f"{source} belongs to another run: {'; '.join(problems)}.\n"
         "Resume with the same recipe and data, or start a new run in another run.folder; it begins with what a "
@@ -75,7 +77,7 @@ def refusal(source: str, problems: Sequence[str]) -> str:
 
 
 def shown(value: JsonValue) -> str:
-    """A value in short, as a recipe writes it.
+    """A short text of a value, as a recipe writes it.
 
     >>> shown(0.0001), shown(2e-05), shown(0.25), shown(None), shown("cosine"), shown(True)
     ('1e-4', '2e-5', '0.25', 'none', 'cosine', 'true')
@@ -95,7 +97,11 @@ def shown(value: JsonValue) -> str:
 
 
 def _staying(recipe: Recipe, stated: Values, before: Values, stated_before: Values) -> list[str]:
-    """Keys that the command line has set at an earlier start, and that neither it nor the file sets otherwise now."""
+    """The keys that the command line has set at an earlier start and that keep their value.
+
+    Neither the command line nor the file sets them otherwise now. `stated`, `stated_before`: the file's values of keys
+    that the command line sets now, and has set then. `before`: the values of the run's recipe.
+    """
     now = values_of(recipe)
     return [
         key
@@ -106,7 +112,10 @@ def _staying(recipe: Recipe, stated: Values, before: Values, stated_before: Valu
 
 
 def _changes(before: Values, now: Values) -> Iterator[tuple[str, JsonValue, JsonValue]]:
-    """Keys whose values differ; a key that one of the two lacks has its default there."""
+    """Each key whose value differs, with its value before and its value now.
+
+    A key that one of the two recipes lacks has its default there.
+    """
     for key in dict.fromkeys((*before, *now)):
         if key == "training.steps" and now.get(key) is None:  # epochs give it, once the data are counted
             continue
@@ -128,7 +137,7 @@ def _problems(recipe: Recipe, before: Values, now: Values) -> Iterator[str]:
 
 
 def _why_fixed(recipe: Recipe, before: Values, key: str, old: JsonValue, new: JsonValue) -> str | None:
-    """Why a value that may change otherwise may not change so."""
+    """The reason why a value may not change from `old` to `new`, though its key may change; None if it may."""
     name = key.rpartition(".")[2]
     if name == "precision" and "float64" in (old, new):
         return "the checkpoint's numbers have another type"

@@ -1,7 +1,7 @@
-"""Which checkpoint a run continues from, verified before anything long starts.
+"""The checkpoint from which a run continues, verified before anything long starts.
 
---resume latest, 200, PATH   this one, or an error
---resume auto                the newest one that is not damaged, or none: right for the first start and every restart
+--resume latest, 200, PATH   this checkpoint, or an error --resume auto                the newest undamaged checkpoint,
+or none: right for the first start and every restart
 """
 
 import logging
@@ -18,12 +18,12 @@ from diffusionpipe.trainer.checkpoints.checkpoint_folder import resolve, saved_c
 logger = logging.getLogger(__name__)
 
 DAMAGED = ".damaged"
-"""Ending of the names of checkpoints that were skipped: they are kept, but no longer count."""
+"""The ending of the names of damaged checkpoints that were skipped: they are kept, but no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Damaged:
-    """A checkpoint that cannot be used."""
+    """The path of a damaged checkpoint, and a sentence for each of its faults."""
 
     path: Path
     problems: Sequence[str]
@@ -35,9 +35,9 @@ def resume_of_attempt(resume: str | None, attempt: int) -> str | None:
 
 
 def checkpoint_of(run_folder: Path, resume: str | None, group: dist.ProcessGroup | None = None) -> Path | None:
-    """The verified checkpoint to continue from; None to start at step 0: without `resume`, or where "auto" finds none.
+    """The verified checkpoint from which the run continues; None to start at step 0.
 
-    Every rank of the group calls it.
+    None is the answer without `resume`, and where "auto" finds no undamaged one. Every rank of the group calls it.
 
     Raises:
         CheckpointError: on all ranks; the wanted checkpoint does not exist or is damaged.
@@ -53,9 +53,12 @@ def checkpoint_of(run_folder: Path, resume: str | None, group: dist.ProcessGroup
 
 
 def newest_good(run_folder: Path, group: dist.ProcessGroup | None = None) -> Path | None:
-    """The newest checkpoint that is not damaged, or None. Every rank of the group calls it and reads its share.
+    """The newest checkpoint that is not damaged, or None.
 
-    Damaged ones that are newer get another name, so that they are neither read again nor counted among those to keep.
+    Every rank of the group calls it and reads its share of the files.
+
+    Newer checkpoints, which are damaged, get another name. So they are not read again, and do not count in
+    `checkpoint.keep`.
     """
     is_first = rank_in(group) == 0
     found = agree(lambda: [str(path) for path in saved_checkpoints(run_folder)] if is_first else [], group)[0]
@@ -72,7 +75,10 @@ def newest_good(run_folder: Path, group: dist.ProcessGroup | None = None) -> Pat
 
 
 def _set_aside(skipped: Sequence[_Damaged], good: Path | None) -> None:
-    """Rename what was skipped, and say which steps have to be done again."""
+    """Renames the damaged checkpoints, and logs for each the steps that have to be done again.
+
+    `good`: the checkpoint from which the run continues; None where it begins.
+    """
     for one in skipped:
         kept = _free_name(one.path)
         one.path.rename(kept)
@@ -87,7 +93,7 @@ def _set_aside(skipped: Sequence[_Damaged], good: Path | None) -> None:
 
 
 def _free_name(path: Path) -> Path:
-    """A name for a damaged checkpoint that no earlier one has."""
+    """The path to which a damaged checkpoint is renamed, which does not exist yet."""
     number, kept = 1, path.with_name(path.name + DAMAGED)
     while kept.exists():
         number += 1

@@ -75,7 +75,7 @@ from diffusionpipe.trainer.step.windows import WindowStepper
 logger = logging.getLogger(__name__)
 
 NUM_TRACED = 15
-"""Last steps of a run of which one, of median length, becomes the run's timeline."""
+"""The number of last steps of a run that are timed; the one of median length becomes the run's timeline."""
 
 
 def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
@@ -95,7 +95,7 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, ta
 
 
 def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
-    """`run`, once the folder is this job's."""
+    """Trains as `run` does, in a folder that is locked for this job; returns the number of steps done."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     job.progress.configure(recipe.run.stuck_after, folder / LOGS)
     job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).remedy()
@@ -171,7 +171,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
 
 
 def _train_to_end(state: RunState) -> None:
-    """All steps and the last checkpoint, which is completed also where training fails on all ranks alike."""
+    """Runs all steps and saves the last checkpoint, which is completed also where training fails on all ranks alike."""
     try:
         _train(state)
         # The last step may have saved already, as `checkpoint.every` says.
@@ -192,7 +192,10 @@ def _train_to_end(state: RunState) -> None:
 
 
 def _opened_trackers(recipe: Recipe, recording: ExitStack) -> Trackers:
-    """The trackers of a new run on rank 0, none on the others; every rank calls it. `recording` closes them."""
+    """The trackers of a new run on rank 0, and an object without trackers on the other ranks; every rank calls it.
+
+    `recording` closes them.
+    """
     opened = Trackers()
 
     def open_here() -> None:
@@ -204,7 +207,9 @@ def _opened_trackers(recipe: Recipe, recording: ExitStack) -> Trackers:
 
 
 def _record(state: RunState, trackers: Trackers, recording: ExitStack, *, is_resumed: bool) -> None:
-    """Open what rank 0 records the run in; `recording` closes it.
+    """Writes the documents of the run, and opens its metrics, trackers and progress; rank 0 calls it.
+
+    `recording` closes them. `trackers`: the open trackers of a new run.
 
     A resumed run opens its trackers only now, because they need the step.
     """
@@ -226,7 +231,7 @@ def _record(state: RunState, trackers: Trackers, recording: ExitStack, *, is_res
 
 
 def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) -> Settled:
-    """The recipe with which the run continues; every rank calls it, and rank 0 says what has changed."""
+    """The recipe with which the run continues; every rank calls it, and rank 0 logs its changes."""
     settled = Settled(recipe=recipe, stated=hooks.stated)
     if checkpoint is not None:
         settled = on_all(lambda: settle(recipe, hooks.stated, _kept(checkpoint)))
@@ -242,7 +247,7 @@ def _kept(checkpoint: Path) -> KeptFacts:
 
 
 def _resumed(checkpoint: Path, recipe: Recipe) -> Resumed:
-    """The run that continues; every rank calls it."""
+    """The step from which the run continues, and whether its data have grown; every rank calls it."""
 
     def read() -> Resumed:
         kept = _kept(checkpoint)
@@ -253,7 +258,11 @@ def _resumed(checkpoint: Path, recipe: Recipe) -> Resumed:
 
 
 def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe, data: Data) -> None:
-    """Refuse a checkpoint of another run; every rank calls it."""
+    """Refuses a checkpoint of another run, by its identity and its step; every rank calls it.
+
+    Raises:
+        CheckpointError: on all ranks; the data or models differ, or the step lies after the recipe's end.
+    """
 
     def check() -> None:
         # The ledger has compared the data file by file already, and they may have grown since.
@@ -264,7 +273,7 @@ def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe, dat
 
 
 def _load(state: RunState, checkpoint: Path) -> None:
-    """Go on where the checkpoint was written."""
+    """Puts the checkpoint's model, optimizer, average, spikes and learning rates into the run's state."""
     with state.screen.work("loading the checkpoint"):
         loaded = load_training(checkpoint, state.session.state, is_verified=True)
     recipe = state.session.recipe
@@ -273,13 +282,16 @@ def _load(state: RunState, checkpoint: Path) -> None:
 
 
 def _loss_rates(recipe: Recipe, kept: Mapping[str, object] | None = None) -> LossRates:
-    """The schedule of the rate by losses; `kept`: its values in the checkpoint from which the run continues."""
+    """The learning rate scheduler that reacts to losses.
+
+    `kept`: its values in the checkpoint from which the run continues; None for a run that begins.
+    """
     settings = recipe.learning_rate
     return LossRates(settings.schedule.value, settings.arguments, recipe.optimizer.learning_rate, kept)
 
 
 def _announce(state: RunState, checkpoint: Path | None) -> None:
-    """Hand all that is settled to the command line, on every rank."""
+    """Hands all facts that are settled before the first step to the command line, on every rank."""
     session = state.session
     hosts, devices = places(session.job)
     if state.hooks.announce is not None:
@@ -369,21 +381,24 @@ def _train(state: RunState) -> None:
 
 
 def _noted(state: RunState, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A batch that is encoded next."""
+    """The batch, which the run encodes next; the cache notes the keys of its rows."""
     if state.cache is not None:
         state.cache.feed(batch)
     return batch
 
 
 def _keep(state: RunState) -> None:
-    """Keep the results of the batch that has been encoded, which no step reads before the next one begins."""
+    """Puts the frozen outputs of the batch that has just been encoded into the cache, if there is one.
+
+    No step reads them before the next one begins.
+    """
     worker = state.session.worker
     if state.cache is not None:
         state.cache.take(worker.train.first_store, encoded_rows(worker.train.schedule, worker.place.worker))
 
 
 def _loader(state: RunState) -> StepLoader:
-    """The training batches of this rank from the run's step on."""
+    """The batches of this rank's training samples, from the run's step on."""
     session, recipe = state.session, state.session.recipe
     workers = recipe.data.workers
     return StepLoader(
@@ -411,7 +426,7 @@ def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper |
 
 
 def is_flush(recipe: Recipe, step: int) -> bool:
-    """Whether a training without flushes empties its pipeline after `step` steps: weights are read then, or it ends."""
+    """Whether a training without flushes empties its pipeline after `step` steps: the weights are read, or it ends."""
     every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
     return step >= recipe.pipeline.num_unflushed(recipe.training.num_steps) or any(_is_due(one, step) for one in every)
 
@@ -433,7 +448,10 @@ def _is_due(every: int | None, step: int) -> bool:
 
 
 def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
-    """Validation and pictures where they are due, and after the last step; all that the recipe has where wanted."""
+    """Validates and draws samples if they are due after this step, and after the last step.
+
+    `is_wanted`: do both if the recipe has them, due or not.
+    """
     session, recipe = state.session, state.session.recipe
     is_wanted = is_wanted or state.step == recipe.training.num_steps
     if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_wanted):
@@ -456,7 +474,7 @@ def _evaluate(state: RunState, *, is_wanted: bool = False) -> None:
 
 
 def _draw_once(state: RunState) -> None:
-    """Draw because a person has asked for it, unless these weights have been drawn; every rank calls it."""
+    """Draws samples because a person has asked for it, unless it has drawn with these weights; every rank calls it."""
     if state.session.recipe.sampling.every is None:
         if state.session.is_first:
             logger.warning("the recipe draws nothing, so the file %s has no effect; set sampling.every", DRAW)
@@ -465,7 +483,7 @@ def _draw_once(state: RunState) -> None:
 
 
 def _draw(state: RunState) -> None:
-    """Draw the samples of the recipe with the weights as they are; every rank calls it."""
+    """Draws the recipe's samples with the present weights, and writes them on rank 0; every rank calls it."""
     session, recipe = state.session, state.session.recipe
     rate = drawn_rate(recipe, state.data.train.dataset)
     wish, settings = request_of(recipe, rate), [sampling_settings(member) for member in session.members]
@@ -492,7 +510,7 @@ def _save(state: RunState, *, is_last: bool) -> None:
 
 
 def _finish(state: RunState) -> None:
-    """Export and timeline, on rank 0; the others wait at the job's end."""
+    """Writes the timeline and the export of a finished run on rank 0; the other ranks wait at the job's end."""
     session, recipe = state.session, state.session.recipe
     if not session.is_first or state.step < recipe.training.num_steps:
         return
@@ -505,7 +523,7 @@ def _finish(state: RunState) -> None:
 
 
 def _export(recipe: Recipe, members: Sequence[Member], checkpoint: Path, screen: Screen) -> None:
-    """Export what the last checkpoint holds, and note that the run has ended; on rank 0."""
+    """Exports the weights of the last checkpoint, and notes that the run has ended; rank 0 calls it."""
     started, destination = perf_counter(), recipe.run.folder / EXPORT
     with screen.work("exporting"):
         for member in members:
@@ -515,7 +533,7 @@ def _export(recipe: Recipe, members: Sequence[Member], checkpoint: Path, screen:
 
 
 def _end_again(opened: RecipeModels, job: Job, checkpoint: Path, screen: Screen) -> None:
-    """Complete what a run whose steps are done has left to do, mostly nothing; every rank calls it."""
+    """Writes the export again for a run whose steps are all done, if files of it are missing; every rank calls it."""
     recipe = opened.recipe
     is_complete = from_first(lambda: has_ended(recipe, checkpoint))
     if job.membership.rank:  # rank 0 alone writes

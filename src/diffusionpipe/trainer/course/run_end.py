@@ -16,7 +16,7 @@ from diffusionpipe.trainer.recipe import Recipe
 EXPORT = "export"
 _NOTE = "ended.json"
 _INDEX = "README.md"
-"""The last file of an export."""
+"""The name of the last file that an export writes."""
 
 
 def note_end(recipe: Recipe, checkpoint: Path) -> None:

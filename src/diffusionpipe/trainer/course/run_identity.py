@@ -15,13 +15,15 @@ from diffusionpipe.trainer.recipe.size_rules import run_of
 
 GROWTH = "growth"
 OF_DATA = ("data", "picture files", GROWTH)
-"""Entries of the identity that say which the training data are."""
+"""The names of the identity's entries that describe the training data."""
 
 
 def check_resumed(kept: KeptFacts, identity: Mapping[str, object], num_steps: int | None) -> int:
-    """The step to continue with; refuses a checkpoint of a run with another identity than `identity`.
+    """The step of the checkpoint, with which the run continues; refuses a checkpoint of a run with another identity.
 
-    `num_steps`: where the run ends; None where the data, whose epochs end it, are not counted yet.
+    `kept`: the facts in the checkpoint. `identity`: the identity of this run.
+
+    `num_steps`: the number of steps of the whole run; None while the data, whose epochs end it, are not counted yet.
 
     Raises:
         CheckpointError: the checkpoint is from another run, or its step lies after the recipe's end.
@@ -42,7 +44,10 @@ def check_resumed(kept: KeptFacts, identity: Mapping[str, object], num_steps: in
 
 
 def run_identity(opened: RecipeModels, train: Dataset) -> dict[str, object]:
-    """The facts that must not change when a run continues, and that values of its recipe do not say, by name."""
+    """The facts about data and models that must not change when a run continues, keyed by their names in messages.
+
+    They are not among the values of its recipe.
+    """
     recipe = opened.recipe
     noun = "clips" if recipe.data.has_clips else "pictures"
     # A hash cannot be upgraded, so a sample with one caption is described as when no sample had more.
@@ -65,19 +70,19 @@ def _fingerprint(content: bytes) -> str:
 
 
 def _sources(data: DataSection, train: Dataset) -> dict[str, object]:
-    """How the samples of each source are used."""
+    """A text of how the samples of each source are used, keyed by the source's name; empty without sources."""
     repeats = {part.name: part.repeats for part in train.parts} if data.sources else {}
     return identity_of_sources(repeats, dict(zip(data.sources, data.treatments, strict=bool(data.sources))))
 
 
 def _class_embeddings(recipe: Recipe) -> str | None:
-    """The file that embeddings of classes are read from, by its contents."""
+    """A fingerprint of the file from which the embeddings of classes are read; None without such a file."""
     place = recipe.model.class_embeddings
     return None if place is None else f"fingerprint {_fingerprint(place.read_bytes())}"
 
 
 def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
-    """The small pictures that models of super-resolution read."""
+    """A text of the small pictures that each super-resolution model reads, keyed by the raw input's name."""
     return {
         member.component("low_resolution"): f"{member.low.resolution}, noised below {member.low.augmentation:g}"
         for member in members

@@ -22,11 +22,11 @@ from diffusionpipe.trainer.recipe import Recipe
 
 
 def check_sampling(session: RecipeModels) -> None:
-    """Refuses before the first step samples that could not be drawn later; passes where the recipe draws none.
+    """Refuses samples that could not be drawn later, before the first step; passes where the recipe draws none.
 
     Raises:
-        RecipeError: the prompts, labels or level of noise do not suit a model, there is no such scheduler, or of
-            several models one does not read what the one before draws.
+        RecipeError: the prompts, labels or level of noise do not suit a model, there is no such scheduler, or one of
+            several models does not read the pictures that the model before draws.
         DataError: a picture has no conditioning picture, or cannot be decoded.
     """
     if session.recipe.sampling.every is None:
@@ -58,11 +58,11 @@ def check_sampling(session: RecipeModels) -> None:
 def request_of(recipe: Recipe, rate: float | None = None) -> SampleRequest:
     """The samples that the run draws: its prompts, for a ControlNet with the validation data's pictures, or its labels.
 
-    `rate`: frames of a second of clips.
+    `rate`: the frames per second of clips.
 
     Raises:
         DataError: a picture of the validation data has no conditioning picture.
-        RecipeError: pictures and masks are not as many as prompts, or a file is missing.
+        RecipeError: the numbers of pictures, masks and prompts differ, or a file is missing.
     """
     drawn, data = recipe.sampling, recipe.data.validation
     is_first_steered = is_steered(folder_of(recipe.alone(recipe.backbones[0])))
@@ -77,9 +77,9 @@ def request_of(recipe: Recipe, rate: float | None = None) -> SampleRequest:
 
 
 def sampling_settings(member: Member) -> SamplingSettings:
-    """Steps, guidance, seed and scheduler with which the run draws from one of its models.
+    """The steps, guidance, seed and scheduler with which the run draws from one of its models.
 
-    The scheduler is its export's.
+    The scheduler is the same as in the model's export.
 
     Raises:
         RecipeError: a key of guidance has no effect on the model.

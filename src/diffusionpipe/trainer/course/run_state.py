@@ -32,30 +32,33 @@ from diffusionpipe.units import Bytes
 
 
 class PredictionMonitor(Protocol):
-    """Compares the measured steps of a run with their prediction; on rank 0."""
+    """Compares the measured steps of a run with their prediction, on rank 0."""
 
     def check(self, recorded: Recorded, memory: Sequence[Bytes]) -> Mapping[str, float]:
-        """Shows by how much the first steps differ, and returns numbers for the metrics.
+        """Shows by how much the first steps differ from their prediction, and returns numbers for the metrics, by name.
 
-        `memory`: bytes of each rank's device.
+        `memory`: the usable bytes of each rank's device.
         """
         ...
 
     def give_up(self, steps: tuple[int, int], others: float) -> None:
-        """Shows that steps `steps` (first, last) judge nothing: other programs used the part `others` of the cores."""
+        """Shows that the recorded steps judge nothing, because other programs used the cores.
+
+        `steps`: the numbers of the first and the last recorded step. `others`: the part of the cores, from 0 to 1.
+        """
         ...
 
     def look(self) -> None:
-        """Shows results of work in the background, if there are any; called after every step."""
+        """Shows results of its work in the background, if there are any; called after every step."""
         ...
 
     def close(self) -> None:
-        """Ends the monitor, because training is over."""
+        """Ends its work in the background, because training is over."""
         ...
 
 
 SaveGrid = Callable[[Sequence[Picture], Sequence[str], Path], None]
-"""`save_grid(pictures, captions, path)` writes a captioned grid."""
+"""A function `save_grid(pictures, captions, path)` that writes a picture of all pictures with their captions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,32 +66,36 @@ class Hooks:
     """The functions and settings that the command line or the library hands in: planning, screen, judges, drawing."""
 
     make_plan: MakePlan
+    """Makes the plan of the run."""
     make_cutting: MakeCutting
+    """Makes the rule that cuts steps into micro-batches of unequal tokens."""
     check_plan: CheckPlan | None = None
     """Refuses a plan file that does not fit in memory; None for no check."""
     save_grid: SaveGrid
+    """Writes the grid of the pictures that the run draws."""
     profiles: ProfileCache | None = None
     """The cache of profiles of other runs; None to measure always."""
     screen: Screen = field(default_factory=NoScreen)
     """The screen on which rank 0 shows the work under way."""
     judge: PredictionMonitor | None = None
-    """The judge of the first steps; None: they are not judged. The same on all ranks, but only rank 0's is asked."""
+    """The monitor that compares the first steps with their prediction, used on rank 0 alone; None for no comparison.
+    All ranks must agree on whether there is one."""
     judge_cache: JudgeCache | None = None
-    """Says on rank 0 the worth of a cache of encoders' results; None: nothing is said of it."""
+    """Says on rank 0 whether a cache of encoders' results pays; None for no judgement."""
     stated: Mapping[str, JsonValue] = field(default_factory=dict)
     """Keys that the command line sets for this start, with the values that the recipe's file has for them."""
     settled: Callable[[Recipe], None] | None = None
     """Called on every rank with the recipe with which the run continues."""
     tell_data: Callable[[Sequence[Line]], None] | None = None
-    """Called on rank 0 with what is to be said of the data, before anything is measured; None to say nothing."""
+    """Called on rank 0 with remarks about the data, before anything is measured; None for no remarks."""
     announce: Callable[[Start], None] | None = None
-    """Called on every rank before the first step; None to say nothing of the run."""
+    """Called on every rank before the first step with the facts about the run; None for no announcement."""
 
 
 def planning_of(hooks: Hooks, screen: Screen, data: Data, *, is_resumed: bool) -> Planning:
     """The planning functions of the hooks with the run's screen and shares of sizes, for `open_session`.
 
-    `is_resumed`: the run keeps the plan in its folder.
+    `is_resumed`: the run continues with the plan in its folder.
     """
     return Planning(
         make_plan=hooks.make_plan,
@@ -110,14 +117,17 @@ class RunState:
     screen: Screen
     data: Data
     cache: CacheWriter | None
-    """Keeps results of encoders; None where the recipe keeps none."""
+    """The writer of the cache of encoders' results; None where the recipe keeps none."""
     stopping: Stopping
+    """The signals and files that ask the run to stop, save or draw."""
     metrics: MetricsWriter | None
     """The writer of the metrics on rank 0; None on the others."""
     kept: Mapping[str, object]
-    """The facts about the run in its checkpoints: its identity and its recipe."""
+    """The entries about the run in state.json of its checkpoints: its identity and its recipe."""
     spikes: Spikes
+    """The watch for spikes of the loss and the gradient norm."""
     loss_rates: LossRates
+    """The learning rate scheduler that reacts to losses."""
     checkpoints: RunCheckpoints
     progress: TrainingProgress | None = None
     """The progress that rank 0 shows; None on the others."""
@@ -126,12 +136,13 @@ class RunState:
     validated: int | None = None
     """The last step whose weights had a finite validation loss."""
     drawn: int | None = None
-    """The last step whose weights were drawn."""
+    """The last step with whose weights samples were drawn."""
     timeline: Timeline | None = field(default=None)
+    """The timeline of a typical one of the last steps; None until the run has ended."""
 
 
 def names_of(state: RunState) -> NamesOf:
-    """A function (step, positions in the batch) that returns each sample's number and file name for messages."""
+    """A function (step, positions in the batch) that returns each sample's number and file name, for messages."""
     source = state.data.train
     samples = source.dataset.samples
 

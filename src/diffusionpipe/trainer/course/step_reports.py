@@ -24,15 +24,19 @@ from diffusionpipe.units import Seconds
 
 
 class StepReports:
-    """A context that reports each step to the progress and metrics.jsonl.
+    """A context that reports each step to the progress bar and to metrics.jsonl, on rank 0.
 
-    A line waits until the step's times are there.
+    A line of metrics.jsonl is written when the step's device times are known.
     """
 
     def __init__(
         self, state: RunState, take_times: Callable[[], Sequence[StepTimes]], used: RankMemory | None = None
     ) -> None:
-        """`take_times` returns what has become known since its last call; `used` keeps the memory of this rank."""
+        """Takes the run's state and the sources of times; writes nothing yet.
+
+        `take_times`: returns the times of steps that have become known since its last call. `used`: a record of this
+        rank's memory, which gets a note for each step.
+        """
         self._state, self._take_times, self._used = state, take_times, used
         self._waits: dict[int, Seconds] = {}
         self._untimed: deque[tuple[StepResult, Seconds, dict[str, float]]] = deque()
@@ -51,11 +55,11 @@ class StepReports:
             self._write(StepTimes(step=self._untimed[0][0].step, iteration=nan, bubble=nan))
 
     def waited(self, step: int, seconds: Seconds) -> None:
-        """Notes for how long step `step`, counted from 1, waited for its batch."""
+        """Notes that step `step`, counted from 1, waited `seconds` for its batch."""
         self._waits[step] = seconds
 
     def write(self, results: Sequence[StepResult]) -> None:
-        """Shows these results at once, and writes the metrics of steps whose times have become known, in order."""
+        """Shows the results of these steps at once, and writes metrics of steps whose times are known now, in order."""
         times = self._take_times()
         memory = occupied_memory(self._state.session.job.device)
         if self._used is not None and results:
@@ -87,7 +91,7 @@ class StepReports:
         return {"step_s": step_s, "samples_per_s": self._state.session.plan.batch / step_s}
 
     def _write(self, times: StepTimes) -> None:
-        """The line of the oldest step that has none."""
+        """Writes the metrics of the oldest step that has no line yet; `times` are the step's times."""
         result, waited, memory = self._untimed.popleft()
         assert result.step == times.step, (result.step, times.step)
         assert self._state.metrics is not None, "rank 0 has metrics and progress"
@@ -118,7 +122,7 @@ class StepReports:
         )
 
     def _noise_numbers(self, result: StepResult) -> dict[str, float]:
-        """The step's measurement of the gradient noise scale, and the scale itself once it is known."""
+        """The step's measurement of the gradient noise scale, and the scale once it is known, by metrics' names."""
         if result.noise is None:
             return {}
         if self._noise is None:
@@ -131,13 +135,16 @@ class StepReports:
 
 
 def _skipped(state: RunState, step: int) -> dict[str, float]:
-    """Samples so far whose pictures could not be decoded, where these are replaced."""
+    """The number of samples until this step whose pictures could not be decoded, by its name in the metrics.
+
+    Empty where such pictures are errors.
+    """
     if state.data.train.skipping is None:
         return {}
     return {"skipped_samples": float(count_skipped(state.session.recipe.run.folder, step))}
 
 
 def _patch(state: RunState, step: int) -> dict[str, float]:
-    """The side of the step's patches in pixels, on which its loss depends."""
+    """The side of the step's patches in pixels, by its name in the metrics; empty for a recipe without patches."""
     order = state.data.sizes.order if state.data.sizes is not None else None
     return {"patch": float(order.side_at(step - 1))} if isinstance(order, PatchOrder) else {}

@@ -1,4 +1,4 @@
-"""The typical step of those that every rank has timed, gathered from all ranks."""
+"""The timeline of a typical step: of all steps that the ranks have timed, the one of median length."""
 
 from time import perf_counter
 
@@ -15,7 +15,7 @@ from diffusionpipe.units import Seconds
 
 
 class TracedSteps:
-    """Collects the times of this rank's steps, each from a start common to all ranks, and makes one timeline."""
+    """Collects the times of this rank's steps, each from a start common to all ranks, and makes one timeline of all."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -24,12 +24,12 @@ class TracedSteps:
         """The length of the iteration, and the step."""
 
     def begin(self) -> None:
-        """Waits at a barrier for all other ranks, which starts a timed step."""
+        """Waits at a barrier for all other ranks, and notes the start of a timed step."""
         dist.barrier()
         self._met = perf_counter()
 
     def end(self, stepper: Stepper | WindowStepper) -> None:
-        """Keeps the times of the step that has just ended; on GPUs it waits for the device."""
+        """Adds the times of the step that has just ended; on GPUs it waits for the device."""
         executor = self._session.worker.train
         spans, length = executor.recording.spans()
         clock = RankClock(
@@ -43,7 +43,7 @@ class TracedSteps:
         self._traces.append((length, RankTrace(clock=clock, spans=spans, update=stepper.phases(), schedule=own)))
 
     def timeline(self) -> Timeline | None:
-        """The step with the iteration of median length on rank 0, as all ranks ran it; None where none was timed.
+        """The timeline, on all ranks, of the step whose iteration has median length on rank 0; None if none was timed.
 
         Every rank calls it after the same steps. It is one gathering of small objects for a run.
         """

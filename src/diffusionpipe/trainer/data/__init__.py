@@ -1,1 +1,1 @@
-"""Pictures, captions and labels to batches of raw inputs, keyed by sample."""
+"""Makes batches of raw inputs from pictures, captions and labels, keyed by sample."""

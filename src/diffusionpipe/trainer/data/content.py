@@ -1,6 +1,6 @@
 """The places of a sample's bytes: a file of its own, a part of a tar file, or a row of a table.
 
-Files of all three kinds are read by the same readers, which get a path or one of these.
+The same readers read all three kinds. They get a path or one of these objects.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,13 @@ class TarMember:
     """The place of a picture's bytes in a tar file that is not compressed."""
 
     file: Path
+    """The path of the tar file."""
     start: int
+    """The position of the picture's first byte in it."""
     size: int
+    """The number of the picture's bytes."""
     name: str
+    """The name of the picture in the tar file."""
 
     def __str__(self) -> str:
         return f"{self.file}/{self.name}"
@@ -30,14 +34,16 @@ class SampleTable:
     """The files of a table of samples, the split that is read, and the column of pictures."""
 
     files: tuple[str, ...]
+    """The paths of the table's files."""
     split: str
+    """The name of the split that is read, e.g. "train"."""
     image: str
-    """The column of pictures."""
+    """The name of the column of pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """The place of a picture in a table: its row."""
+    """The place of a picture in a table: the table, and the number of its row."""
 
     table: SampleTable
     row: int
@@ -50,10 +56,10 @@ Content = Path | TarMember | TableCell
 
 
 def bytes_of(content: Content) -> bytes:
-    """The bytes of the picture at a place: a file, a part of a tar file, or a row of a table.
+    """The bytes of the picture at a place: a file, a part of a tar file, or a cell of a table.
 
     Raises:
-        OSError, ValueError: they cannot be read, or there are none.
+        OSError, ValueError: the bytes cannot be read, or there are none.
         ConfigError: the table cannot be read.
     """
     match content:
@@ -70,12 +76,12 @@ def bytes_of(content: Content) -> bytes:
 
 
 def cell_bytes(value: object) -> bytes:
-    """The picture's bytes in a cell.
+    """The bytes of the picture that a table's cell holds.
 
-    The value itself, or "bytes" or the file "path" in a dict of Hugging Face's library.
+    `value`: the bytes themselves, or a dict of Hugging Face's library with "bytes" or with the file "path".
 
     Raises:
-        OSError, ValueError: there are none.
+        OSError, ValueError: the cell holds no bytes of a picture, or the file cannot be read.
     """
     found = value.get("bytes") if isinstance(value, dict) else value
     if found is None and isinstance(value, dict) and value.get("path"):

@@ -13,23 +13,25 @@ from math import ceil
 from typing import NamedTuple
 
 Growth = tuple[tuple[int, int], ...]
-"""The position from which on further samples are known, and their number, by position. Samples are numbered so."""
+"""The growth of a dataset: (position from which on further samples enter, their number), sorted by position. Later
+samples have higher indices."""
 
 
 class OrderPlace(NamedTuple):
-    """The epoch of a position in the endless order of the data, its number there, and the epoch's size."""
+    """A position in the endless order of the data, by its epoch."""
 
     epoch: int
+    """The number of the epoch, from 0."""
     number: int
-    """The number of the position in its epoch, from 0."""
+    """The number of the position within its epoch, from 0."""
     size: int
-    """The number of samples of the epoch."""
+    """The number of samples in the epoch."""
 
 
 def place_of(position: int, num_samples: int, growth: Growth = ()) -> OrderPlace:
-    """The epoch of a position of the endless order, the position's number in it, and the epoch's number of samples.
+    """The epoch of a position in the endless order, the position's number in it, and the epoch's number of samples.
 
-    `num_samples` are all samples, the growth included.
+    `num_samples`: the number of all samples, the growth included.
 
     >>> [place_of(position, 25, ((30, 5),)) for position in (19, 39, 40, 65)]
     [OrderPlace(epoch=0, number=19, size=20), OrderPlace(epoch=1, number=19, size=20), \
@@ -48,19 +50,27 @@ OrderPlace(epoch=2, number=0, size=25), OrderPlace(epoch=3, number=0, size=25)]
 
 
 def next_epoch(position: int, num_samples: int, growth: Growth = ()) -> int:
-    """The position of the first epoch that begins at this one or after it."""
+    """The first position, from this one on, at which an epoch begins.
+
+    `num_samples`: the number of all samples, the growth included.
+    """
     place = place_of(position, num_samples, growth)
     return position if place.number == 0 else position + place.size - place.number
 
 
 def num_epochs(positions: int, num_samples: int, growth: Growth = ()) -> float:
-    """The number of epochs, with the part of the last one, that the first `positions` positions of the order hold."""
+    """The number of epochs, with a fraction for the last one, in the first `positions` positions of the endless order.
+
+    `num_samples`: the number of all samples, the growth included.
+    """
     place = place_of(positions, num_samples, growth)
     return place.epoch + place.number / place.size
 
 
 def num_positions(epochs: float, num_samples: int, growth: Growth = ()) -> int:
-    """The number of positions that hold this number of epochs, rounded up: the inverse of `num_epochs`.
+    """The number of positions in the endless order that make this number of epochs, rounded up.
+
+    It is the inverse of `num_epochs`. `num_samples`: the number of all samples, the growth included.
 
     >>> [num_positions(epochs, 25, ((30, 5),)) for epochs in (0.5, 2, 3, 3.1)]
     [10, 40, 65, 68]
@@ -76,9 +86,9 @@ def num_positions(epochs: float, num_samples: int, growth: Growth = ()) -> int:
 
 
 def growth_of(counts: Sequence[tuple[int, int]]) -> Growth:
-    """The growth of (position, number of samples) pairs in any order.
+    """The growth of a dataset from pairs of (position, number of samples that enter there), in any order.
 
-    Sorted, summed by position, without position 0.
+    Pairs are sorted, and their numbers summed by position. Pairs with position 0 are left out.
     """
     positions = sorted({since for since, count in counts if since > 0 and count})
     return tuple((since, sum(count for one, count in counts if one == since)) for since in positions)

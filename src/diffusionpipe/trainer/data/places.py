@@ -25,7 +25,7 @@ class PlaceKind(StrEnum):
 
 
 def kind_of_place(path: Path) -> PlaceKind:
-    """The kind of a place: a table or shards by its ending or as a saved data set, else a folder; it need not exist."""
+    """The kind of a place that holds samples: a table or shards by its ending or content, else a folder."""
     if is_saved(path) or (path.suffix.lower() in _TABLES and not path.is_dir()):
         return PlaceKind.TABLE
     if path.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and not path.is_dir():
@@ -50,7 +50,10 @@ def table_kind(path: Path) -> str:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The files that a path names, sorted. In it "*" matches any letters, and "{000..012}" each of these numbers."""
+    """The paths of the files that `path` names, sorted; files that it spells out need not exist.
+
+    In it "*" matches any letters, and "{000..012}" each of these numbers.
+    """
     if is_saved(path):
         return (path,)
     found: list[Path] = []
@@ -60,7 +63,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def problem_of_place(path: Path) -> str | None:
-    """Why a path cannot be read, a folder or file that is missing; None where all are there."""
+    """A sentence that names the missing folder or file of a place; None if none is missing."""
     if kind_of_place(path) is PlaceKind.FOLDER:
         return None if path.is_dir() else f"there is no folder {path}"
     files = files_of(path)
@@ -71,7 +74,7 @@ def problem_of_place(path: Path) -> str | None:
 
 
 def _spelled(text: str) -> list[str]:
-    """The names with every number between braces."""
+    """All names that `text` spells, with each number of a range such as "{000..012}" in turn."""
     found = _BRACES.search(text)
     if found is None:
         return [text]

@@ -1,4 +1,4 @@
-"""A prototype of each class of pictures: the mean of a frozen encoder's features, projected to a model's width."""
+"""Prototypes of classes of pictures: means of a frozen encoder's features, projected to a model's width."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +19,14 @@ from diffusionpipe.trainer.data.scan.dataset_problems import problems_of_labels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prototypes:
-    """A vector for each class of a model, and the number of pictures and features that they are made from."""
+    """The prototype of each class of a model, and the numbers of pictures and features from which they are made."""
 
     values: Tensor
-    """(classes, width), of mean 0 over the classes and of deviation 1."""
+    """The prototypes, (classes, width), with mean 0 over the classes and standard deviation 1."""
     pictures: int
+    """The number of pictures."""
     features: int
-    """Numbers of a picture that were averaged and projected."""
+    """The number of features of a picture that were averaged and projected."""
 
 
 def prototypes_of(
@@ -37,7 +38,7 @@ def prototypes_of(
     device: torch.device,
     on_picture: Callable[[int, int], None] | None = None,
 ) -> Prototypes:
-    """A vector for each class of a model, from the labelled pictures in the folder `data`.
+    """The prototype of each class of a model, from the labelled pictures in the folder `data`.
 
     `model` is a diffusers folder. The features of a picture are the means of its latents in the model's own VAE, or its
     pixels where it has none. The class means lose their common mean; a matrix of normal numbers, keyed by the seed,
@@ -81,7 +82,10 @@ def prototypes_of(
 
 
 def _features(vae: Any, pixels: Tensor) -> Tensor:
-    """The features of a picture (1, 3, H, W), (features,)."""
+    """The features of a picture, (features,): its latents' mean, or its pixels where `vae` is None.
+
+    `pixels`: (1, 3, H, W).
+    """
     if vae is None:
         return pixels.flatten()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every random number of a run, as a function of what it is for.
+"""Random numbers of a run, as functions of their use.
 
 A number belongs to a sample, not to a rank: it is keyed by (seed, step, position in the global batch, purpose), and the
 order of the data by (seed, epoch). Every rank that draws it, in any order and beside any others, gets the same bits; so
@@ -53,7 +53,7 @@ def uniform(*, seed: int, purpose: str, step: int, positions: Sequence[int], sha
 
 
 def permutation(*, seed: int, epoch: int, size: int) -> NDArray[np.int64]:
-    """The order of `size` samples in an epoch: each index once, (size,)."""
+    """The order of the samples in an epoch: a random permutation of the indices 0 to `size` - 1, (size,)."""
     order = generator(seed=seed, purpose="order", step=epoch, position=0).permutation(size)
     return order.astype(np.int64)
 

@@ -38,13 +38,13 @@ from diffusionpipe.trainer.data.text.caption_rules import has_stray_braces, plai
 from diffusionpipe.trainer.data.text.treatment import PLAIN, Treatment
 
 ENLARGED = 2.0
-"""A picture that is enlarged by more than this is named."""
+"""The factor of enlargement above which a picture counts as enlarged."""
 _LONGEST_NAME = 60
-"""Characters of a name that are shown."""
+"""The largest number of characters of a name or a text that a line shows."""
 
 
 class Folder(NamedTuple):
-    """The samples and the findings of a scan of training or validation data."""
+    """The samples of training or validation data, and the findings of their scan."""
 
     dataset: Dataset
     findings: Findings
@@ -52,55 +52,61 @@ class Folder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleUse:
-    """How a run uses its samples: steps, batch, size, rules of captions, text encoders, prompts."""
+    """The settings by which a run uses its samples: steps, batch, size, rules of captions, text encoders, prompts."""
 
     steps: int | None
-    """None: not known."""
+    """The number of steps of the whole run; None if it is not known."""
     batch: int
+    """The number of samples of one step."""
     epochs: float
-    """How often each sample is trained on in the whole run."""
+    """The number of epochs of the whole run."""
     size: Size
-    """Width and height to which each is brought."""
+    """The width and height to which each picture is brought."""
     from_step: int = 0
-    """The number of steps that are done."""
+    """The number of steps that are done already."""
     treatments: Sequence[Treatment] = (PLAIN,)
-    """How training samples are used, by their sources."""
+    """The rules for captions, weights and sizes of each source of training samples."""
     readings: Sequence[EncoderReading] | None
-    """How captions are read; () where they are not, None where no model says it: words are counted."""
+    """The text encoders that read captions; () if the model reads none; None if no model is known: then words are
+    counted."""
     more_chunks: bool = False
     """Whether data.caption_chunks may be larger."""
     prompts: Sequence[str] = ()
-    """Texts that the run draws from."""
+    """The texts from which the run draws samples."""
     sizes: Assignment | None = None
-    """The sizes of the training pictures, where there are several."""
+    """The sizes at which training pictures are trained; None where all have `size`."""
     same_size: int = 1
-    """With `sizes`: samples in a row that have one."""
+    """With `sizes`: the number of samples in a row that have one size."""
 
 
 class _Captions(NamedTuple):
-    """The captions of a folder, each at its longest."""
+    """The captions of a folder, each with its longest alternatives."""
 
     places: list[int]
-    """The place of each one's sample."""
+    """The index of each caption's sample in the dataset."""
     texts: list[str]
+    """The captions."""
 
 
 class _Brought(NamedTuple):
-    """A sample as it is brought to the size of training."""
+    """A picture as it is brought to the size of training."""
 
     place: int
+    """The index of its sample in the dataset."""
     size: Size
-    """Width and height of its file."""
+    """The width and height of its file."""
     scale: float
     """The factor by which it is enlarged."""
     cut: float
-    """The share of it that is cut away."""
+    """The part of the picture that is cut away, from 0 to 1."""
 
 
 def kept_survey(train: Folder, held_out: Folder | None, use: SampleUse) -> Survey:
     """The facts about the data that survey.json keeps.
 
-    The lines that are printed, lengths of captions, sizes of training.
+    `held_out`: the validation data; None without any.
+
+    They are the lines that are printed, the lengths of captions in words, and the sizes of training.
     """
     captions = _longest_texts(train.dataset, use.treatments)
     texts = captions.texts if use.readings else []
@@ -112,7 +118,7 @@ def kept_survey(train: Folder, held_out: Folder | None, use: SampleUse) -> Surve
 
 
 def _trained_sizes(train: Folder, use: SampleUse) -> Iterator[TrainedSize]:
-    """The sizes of training with their samples; one where the recipe has one."""
+    """Yields each size of training with the number of its samples and how far they are cut and enlarged."""
     if use.sizes is not None:
         for share in use.sizes.shares:
             yield TrainedSize(
@@ -134,7 +140,7 @@ def _trained_sizes(train: Folder, use: SampleUse) -> Iterator[TrainedSize]:
 
 
 def _brought(train: Folder, use: SampleUse) -> Iterator[_Brought]:
-    """The samples whose sizes are known."""
+    """Yields each picture whose size is known, as it is brought to the one size of training."""
     wanted = Clip(width=use.size[0], height=use.size[1])
     for place, size in enumerate(train.findings.sizes):
         if size is not None:
@@ -142,12 +148,15 @@ def _brought(train: Folder, use: SampleUse) -> Iterator[_Brought]:
 
 
 def survey(train: Folder, held_out: Folder | None, use: SampleUse) -> tuple[Line, ...]:
-    """The facts about the data as lines of a name and a text for the screen; warnings are marked."""
+    """The facts about the data as lines for the screen, each a name and a text; warnings are marked."""
     return _lines(train, held_out, use, _longest_texts(train.dataset, use.treatments))
 
 
 def _lines(train: Folder, held_out: Folder | None, use: SampleUse, captions: _Captions) -> tuple[Line, ...]:
-    """The facts about the data; `captions`: the training captions."""
+    """The facts about the data as lines for the screen.
+
+    `captions`: the training captions.
+    """
     others = _longest_texts(held_out.dataset, use.treatments) if held_out is not None else None
     lines = [*_counts(train, held_out, use), *(_pixels(train, use) if use.sizes is None else _sizes(train, use))]
     lines += _captions(train, "captions", use, captions)
@@ -201,7 +210,10 @@ def _counts(train: Folder, held_out: Folder | None, use: SampleUse) -> Iterator[
 
 
 def _growing(train: Folder, since: int, count: int, use: SampleUse) -> str:
-    """When new samples enter."""
+    """A text on the epoch and the step in which new samples enter.
+
+    `since`: the position in the order of the data from which on they count. `count`: their number.
+    """
     number, growth = len(train.dataset.samples), train.dataset.growth
     start = next_epoch(since, number, growth)
     epoch, step = place_of(start, number, growth).epoch + 1, start // use.batch + 1
@@ -210,7 +222,7 @@ def _growing(train: Folder, since: int, count: int, use: SampleUse) -> str:
 
 
 def _pixels(train: Folder, use: SampleUse) -> Iterator[Line]:
-    """How many are enlarged, and which share of them is cut away."""
+    """Yields lines on the number of enlarged pictures, and on the part of the pixels that is cut away."""
     known = list(_brought(train, use))
     if not known:
         return
@@ -231,7 +243,7 @@ def _pixels(train: Folder, use: SampleUse) -> Iterator[Line]:
 
 
 def _sizes(train: Folder, use: SampleUse) -> Iterator[Line]:
-    """The sizes at which pictures are trained, and the pictures that are not as their shape says."""
+    """Yields lines on the sizes at which pictures are trained, and on pictures whose size does not suit them."""
     assert use.sizes is not None, "it is asked where there are sizes"
     names = [sample.name for sample in train.dataset.samples]
     for name, text, is_warning in lines_of_sizes(use.sizes, names, use.same_size):
@@ -239,7 +251,10 @@ def _sizes(train: Folder, use: SampleUse) -> Iterator[Line]:
 
 
 def _captions(folder: Folder, name: str, use: SampleUse, found: _Captions) -> Iterator[Line]:
-    """Captions that are longer than a text encoder reads, and empty ones."""
+    """Yields lines on the lengths of captions, on captions that an encoder does not read in full, and on empty ones.
+
+    `name`: the name of the lines, "captions" or "validation".
+    """
     places, texts = found
     if use.readings is None:
         yield from _words(folder, name, texts)
@@ -266,7 +281,7 @@ def _captions(folder: Folder, name: str, use: SampleUse, found: _Captions) -> It
 
 
 def _in_tokens(counted_by: Sequence[CountedCaptions], number: int) -> Iterator[str]:
-    """How long `number` captions are; encoders that count and read alike share a line."""
+    """Yields a text on the lengths of `number` captions in tokens; encoders that count and read alike share one."""
     alike: dict[tuple[Lengths, int, int], list[str]] = {}
     for one in counted_by:
         if one.lengths is not None:
@@ -279,7 +294,7 @@ def _in_tokens(counted_by: Sequence[CountedCaptions], number: int) -> Iterator[s
 
 
 def _braces(train: Folder, use: SampleUse) -> Iterator[Line]:
-    """Captions with a brace outside of alternatives."""
+    """Yields a warning if captions have a brace outside of alternatives."""
     found: dict[str, str] = {}
     for sample in train.dataset.samples:
         rules = use.treatments[sample.source].captions
@@ -294,7 +309,10 @@ def _braces(train: Folder, use: SampleUse) -> Iterator[Line]:
 
 
 def _words(folder: Folder, name: str, texts: Sequence[str]) -> Iterator[Line]:
-    """How long captions are, where no model reads them."""
+    """Yields lines on the lengths of captions in words, on labels, and on pictures without captions.
+
+    `name`: the name of the lines. `texts`: the captions.
+    """
     samples = folder.dataset.samples
     unlike = {sample.name: sample for sample in samples}.values()  # each picture once, whatever its repeats
     without = [sample for sample in unlike if not any(text.strip() for text in sample.captions)]
@@ -316,7 +334,7 @@ def _words(folder: Folder, name: str, texts: Sequence[str]) -> Iterator[Line]:
 
 
 def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> _Captions:
-    """Each caption at its longest."""
+    """The captions of all samples as training reads them, with the longest of each pair of alternatives."""
     places, texts = list[int](), list[str]()
     for place, sample in enumerate(dataset.samples):
         rules = treatments[sample.source].captions
@@ -328,7 +346,7 @@ def _longest_texts(dataset: Dataset, treatments: Sequence[Treatment]) -> _Captio
 
 
 def _unused_chunks(texts: Sequence[str], use: SampleUse) -> Iterator[Line]:
-    """More chunks than any text fills."""
+    """Yields a warning if captions are read in more chunks than any text fills."""
     asked = max((reading.chunks for reading in use.readings or ()), default=1)
     if asked == 1 or use.readings is None:
         return
@@ -347,7 +365,7 @@ def _quoted(text: str) -> str:
 
 
 def _name(dataset: Dataset, place: int) -> str:
-    """A sample's name; of a long one its end."""
+    """The name of the sample with this index, shortened to its end if it is long."""
     name = dataset.samples[place].name
     return name if len(name) <= _LONGEST_NAME else f"...{name[-_LONGEST_NAME:]}"
 
@@ -361,7 +379,10 @@ def _percent(share: float) -> str:
 
 
 def cut_prompts(texts: Sequence[str], readings: Sequence[EncoderReading], *, remedy: str = "") -> list[str]:
-    """A sentence for each text encoder that does not read the end of some text; `remedy` is added where it is given."""
+    """A sentence for each text encoder that does not read the end of some text.
+
+    `remedy`: advice at the end of each sentence; "" for none.
+    """
     return [
         f"{counted(cut.number, 'prompts are')} longer than the {cut.limit:,} tokens that {cut.encoder} reads, so the "
         f"rest has no effect: the longest, {_quoted(texts[cut.longest])}, has {cut.tokens:,}"

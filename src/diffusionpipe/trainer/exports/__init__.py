@@ -1,1 +1,1 @@
-"""A finished run as a folder that other programs open, with its model card."""
+"""Exports a run's result as a folder that other programs open, with its model card."""

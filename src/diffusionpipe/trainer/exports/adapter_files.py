@@ -1,4 +1,4 @@
-"""The files of trained adapters: each format with its names, the wanted dtype, and a header of facts."""
+"""Writes the files of trained adapters: in each format with its names, in the wanted dtype, with a header of facts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +25,12 @@ def write_adapter_files(
     facts: AdapterFacts,
     weights: Weights,
 ) -> None:
-    """Writes the files of trained adapters into a folder, one in each format that the recipe names.
+    """Writes the files of trained adapters into a folder, one file in each format that the recipe names.
 
-    `adapters`: the matrices by component and by their names in it. diffusers' format is the file that
-    `load_lora_weights(folder)` finds: scales are multiplied in, alpha is the rank. ComfyUI's is NAME.safetensors, by
-    which its lists show it. `weights` reads the base model's, for differences.
+    `adapters`: the matrices by component and by their names in it. `modules`: the components. `weights`: reads weights
+    of the base model, for adapters that are written as differences. The file in diffusers' format is the one that
+    `load_lora_weights(folder)` finds: scales are multiplied in, alpha is the rank. The file for ComfyUI is
+    NAME.safetensors, the name that its lists show.
 
     Raises:
         ModelError: a layer has no name in a format, or a number is too large for the wanted dtype.
@@ -50,15 +51,15 @@ def write_adapter_files(
 
 
 def comfy_file(name: str) -> str:
-    """The name of the file of adapters for ComfyUI: NAME.safetensors."""
+    """The name of the file of adapters for ComfyUI, "NAME.safetensors"."""
     return f"{name}.safetensors"
 
 
 def stored_as(dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in that dtype, None for their own; alphas, which are single numbers, stay as they are.
+    """The tensors converted to `dtype`, or unchanged if it is None; alphas, which are single numbers, stay as they are.
 
     Raises:
-        ModelError: a number becomes infinite.
+        ModelError: a number becomes infinite in this type.
     """
     stored = {
         name: (tensor if dtype is None or name.endswith(_ALPHA) else tensor.to(dtype)).contiguous()

@@ -27,14 +27,14 @@ _PREDICTIONS = {Prediction.EPSILON: "epsilon", Prediction.V_PREDICTION: "v"}
 
 @dataclass(frozen=True, slots=True)
 class BaseKind:
-    """The kind of a base model in other programs' words: architecture, kohya's version, whose names its layers have."""
+    """The kind of a base model in other programs' words."""
 
     architecture: str
     """The name of the architecture in the header of adapters, without "/lora"."""
     version: str | None = None
-    """The value of ss_base_model_version; None where kohya's scripts have none."""
+    """The value of kohya's key ss_base_model_version; None where kohya's scripts have none."""
     names: str = "diffusers"
-    """Whose names the layers have where they are not diffusers': the address of the authors' program."""
+    """"diffusers", or the address of the authors' program if the file for ComfyUI names layers as the authors do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class AdapterFacts:
     """The facts about trained adapters that the header of their file states."""
 
     pipeline: str
-    """The class in model_index.json."""
+    """The class of the pipeline in model_index.json."""
     config: Mapping[str, Any]
     """The configuration of the denoiser."""
     base_model: str
@@ -50,14 +50,19 @@ class AdapterFacts:
     settings: LoraSettings
     prediction: Prediction
     step: int
+    """The number of training steps."""
     date: datetime
+    """The time at which the checkpoint was written."""
     name: str
     """The name by which programs list the file."""
     recipe: Recipe | None = None
+    """The recipe of the run; None where there is none."""
 
 
 def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) -> BaseKind:
-    """The words of other programs for the base model of a pipeline, told apart by its denoiser's configuration.
+    """The words of other programs for the base model of a pipeline.
+
+    `config`: the configuration of its denoiser, by which models of one pipeline are told apart.
 
     Where no program has published a word for it, the architecture is the pipeline's name.
     """
@@ -99,9 +104,9 @@ def base_kind(pipeline: str, config: Mapping[str, Any], prediction: Prediction) 
 
 
 def header(facts: AdapterFacts, tensors: Mapping[str, Tensor], *, has_alpha: bool, is_original: bool) -> dict[str, str]:
-    """The metadata of a safetensors file of these tensors: ModelSpec's and kohya's keys, all values texts.
+    """The metadata of a safetensors file with these adapters: ModelSpec's and kohya's keys, all values texts.
 
-    `has_alpha`: whether the file has an alpha beside the matrices; without one it is the rank. `is_original`: whether
+    `has_alpha`: whether the file has alphas beside the matrices; without them alpha is the rank. `is_original`: whether
     layers have the names of the model's authors.
     """
     kohya = _kohya(facts, has_alpha=has_alpha)

@@ -41,9 +41,9 @@ FILLING = {
     "WanPipeline": _FROM_FRAMES,
     _FROM_FRAMES: _FROM_FRAMES,
 }
-"""The pipeline that draws from a folder of another one whose denoiser fills holes of pictures."""
+"""For each pipeline, the inpainting pipeline that draws from a folder of it if its denoiser is an inpainting one."""
 _WITH_RATE = "LTXPipeline"
-"""The pipeline that tells the model how many frames of a second a clip has."""
+"""The pipeline that tells the model the frames per second of a clip."""
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
@@ -70,20 +70,23 @@ class Example:
     """The picture or clip that the program on a model card draws: prompt, steps, guidance and size."""
 
     prompt: str = _PROMPT
+    """The text to draw, for a model that reads captions."""
     label: int = 0
     """The class to draw, for a model of classes."""
     num_classes: int | None = None
-    """Number of classes of a class-conditional model."""
+    """The number of classes of a class-conditional model; None for other models."""
     steps: int = 30
+    """The number of denoising steps."""
     guidance: Guidance
+    """The guidance with which it draws."""
     resolution: int | None = None
-    """The resolution in pixels; None: as large as the pipeline chooses."""
+    """The width in pixels; None: the pipeline chooses the size."""
     height: int | None = None
     """The height in pixels; None: the same as `resolution`."""
     frames: int | None = None
-    """Frames of a clip; None: a picture."""
+    """The number of frames of a clip; None: a picture."""
     frame_rate: float | None = None
-    """Frames of a clip in a second; None: `PLAYED`."""
+    """The frames per second of a clip; None: `PLAYED`."""
     captions: CaptionReading = WHOLE
     """The way in which prompts are read."""
 
@@ -98,11 +101,11 @@ def snippet(
     config: str | None = None,
     scheduler: Mapping[str, Any] | None,
 ) -> str:
-    """The program in Markdown that draws the example with diffusers, or our command where diffusers cannot draw it.
+    """The program in Markdown that draws the example with diffusers, or our command if diffusers cannot draw it.
 
-    `base_model`: the model into which adapters are loaded; None for a whole model. `config`: where the configurations
-    are, if that is one file. `scheduler`: the configuration of another scheduler than the loaded folder's; None to keep
-    that.
+    `base_model`: the model into which adapters are loaded; None for a whole model. `config`: the folder or id of the
+    configurations, if the base model is one file. `scheduler`: the configuration of another scheduler than the loaded
+    folder's; None to keep the folder's.
     """
     folder = FOLDER if base_model is None else RUN
     if prediction is Prediction.FLOW_MATCHING and not pipeline.startswith(_OF_FLOWS):
@@ -140,7 +143,7 @@ def snippet(
 
 
 def _reading(captions: CaptionReading) -> str | None:
-    """How captions are read, where diffusers' pipeline does not read prompts so by itself."""
+    """The words for the way in which captions are read; None if diffusers' pipeline reads prompts in the same way."""
     skipped = (captions.clip_skip or 1) - 1  # 1 names the last layer
     parts = [f"in {captions.chunks} chunks"] if captions.chunks > 1 else []
     parts += [f"without the last {'layer' if skipped == 1 else f'{skipped} layers'} of CLIP"] if skipped else []
@@ -148,7 +151,7 @@ def _reading(captions: CaptionReading) -> str | None:
 
 
 def _arguments(example: Example, pipeline: str) -> list[str]:
-    """The arguments of the pipeline's call."""
+    """The arguments of the pipeline's call that draws the example, as program text."""
     guidance = example.guidance
     found = [f"class_labels=[{example.label}]" if pipeline == "DiTPipeline" else _quoted(example.prompt)]
     if "ControlNet" in pipeline:
@@ -186,14 +189,14 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """The text in double quotes; JSON's are Python's."""
+    """The text in double quotes, as a string of Python."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def command(reason: str, example: Example, pipeline: str, folder: str) -> str:
-    """The reason and the command `diffusionpipe sample` in Markdown.
+    """The reason why diffusers cannot draw the model, and the command `diffusionpipe sample`, in Markdown.
 
-    For ControlNets and models of holes the reason alone.
+    For ControlNets and inpainting models it is the reason alone.
     """
     if "ControlNet" in pipeline or pipeline in FILLING.values():
         return f"{reason}\n"

@@ -1,4 +1,4 @@
-"""A checkpoint as a complete diffusers folder, or as a folder of adapters that diffusers' pipelines load."""
+"""Exports a checkpoint as a complete diffusers folder, or as a folder of adapters that diffusers' pipelines load."""
 
 import json
 import logging
@@ -62,7 +62,7 @@ _WEIGHTS = (
     *("*.msgpack", "*.msgpack.index.json", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data"),
 )
 _DTYPES = ("torch_dtype", "dtype")
-"""Keys of a configuration that transformers writes for the type of the weights."""
+"""The keys of a configuration under which transformers writes the type of the weights."""
 # Components that diffusers' pipelines can do without, and that a download for training leaves out.
 _OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")
 _JSON = dict[str, Any]
@@ -75,51 +75,52 @@ class Export:
     """The settings of an export: the source folder, the trained components, adapters, and facts for its model card."""
 
     source_model: Path
-    """The diffusers folder that the training started from; gives all that was not trained."""
+    """The diffusers folder from which the training started; all that was not trained comes from it."""
     variant: str | None = None
-    """The variant of its weights; see `stored_weights`."""
+    """The variant of the source folder's weights; see `stored_weights`."""
     trained: Mapping[str, str]
-    """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
+    """The trained components with the prefix of their canonical names, e.g. {"unet": "unet."}."""
     prediction: Prediction
     """The quantity that the denoiser has learnt to predict."""
     untrained: Collection[str] = ()
     """Parameters of trained components that do not learn, e.g. {"transformer.blocks.2.bias"}; see `models.cut.unread`.
 
-    Of a component with adapters all of its own weights, by their names beside the adapters.
+    For a component with adapters these are all of its own weights, by their names beside the adapters.
     """
     fixed: Mapping[str, Tensor] = field(default_factory=dict)
     """Values of `untrained` parameters that the source folder does not have, by the same names."""
     shift: float | None = None
-    """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
+    """The shift of the times towards noise that the recipe states, for flow matching; None: the source folder's."""
     has_learned_range: bool = False
-    """Whether the denoiser has learnt variances too."""
+    """Whether the denoiser has learnt variances, too."""
     use_ema: bool = True
-    """Whether to export the moving average, where the checkpoint has one."""
+    """Whether the moving average is exported where the checkpoint has one."""
     base_model: str | None = None
     """The base model as the recipe names it; the source folder's name if None."""
     recipe: Recipe | None = None
-    """The recipe, for the model card."""
+    """The recipe, for the model card; None where there is none."""
     self_conditioning: bool = False
     """Whether the denoiser reads its own estimate."""
     is_placed: bool = False
     """Whether the denoiser reads coordinates, because it was trained on patches."""
     lora: LoraSettings | None = None
-    """The adapters, where they alone were trained; then `trained` are the components that have them."""
+    """The settings of adapters if they alone were trained; then `trained` has the components with adapters. None
+    without adapters."""
     is_merged: bool = False
     """Whether adapters are added to the weights of the base model, instead of being exported alone."""
 
     @property
     def is_widened(self) -> bool:
-        """Whether the denoiser has more inputs than the source folder's."""
+        """Whether the denoiser has more input channels than the source folder's denoiser."""
         return self.self_conditioning or self.is_placed
 
 
 def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
-    """Writes `destination`, a folder that diffusers' `DiffusionPipeline.from_pretrained` opens, and returns it.
+    """Writes `destination`, a folder that diffusers' `DiffusionPipeline.from_pretrained` opens, and returns its path.
 
-    Of adapters that are not merged the folder holds nothing else, and `load_lora_weights` of diffusers' pipelines reads
-    it. One process calls it; the weights of one trained component at a time are in memory. An existing export is
-    replaced only when the new one is complete. The weights have the type of the checkpoint, a moving average float32.
+    If adapters are not merged, the folder holds them alone, and `load_lora_weights` of diffusers' pipelines reads it.
+    One process calls it; the weights of one trained component at a time are in memory. An existing export is replaced
+    only when the new one is complete. The weights have the type of the checkpoint, a moving average float32.
 
     Raises:
         CheckpointError: the checkpoint is damaged or lacks weights of a trained component, or a file cannot be written.
@@ -155,10 +156,10 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
 
 
 def export_adapters(checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export) -> Path:
-    """Writes `destination`, a folder with the adapters of a checkpoint that was just written, and returns it.
+    """Writes `destination`, a folder with the adapters of a checkpoint that was just written, and returns its path.
 
-    `modules` are the session's components, with their adapters; only names and sizes are read, so another thread may
-    train them meanwhile.
+    `modules`: the session's components, with their adapters. Only names and sizes are read, so another thread may train
+    them meanwhile.
 
     Raises:
         CheckpointError: the checkpoint lacks adapters, or the files cannot be written.
@@ -184,7 +185,7 @@ def export_adapters(checkpoint: Path, destination: Path, modules: Mapping[str, n
 
 
 def _widen(modules: Mapping[str, nn.Module], settings: Export) -> None:
-    """Gives the denoiser the inputs for its own estimate or for coordinates, also in its configuration."""
+    """Adds the input channels for its own estimate or for coordinates to the denoiser and its configuration."""
     family = family_of(settings.source_model)
     denoiser: Any = modules[family.trainable[0]]
     channels = denoiser.config.in_channels
@@ -196,7 +197,10 @@ def _widen(modules: Mapping[str, nn.Module], settings: Export) -> None:
 
 
 def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_average: bool) -> Card:
-    """The facts of the model card; `original` and `index` are the model_index.json of source and export."""
+    """The facts on the model card.
+
+    `original`, `index`: the model_index.json of the source folder and of the export.
+    """
     kept = [name for name, entry in index.items() if _is_used(entry)]
     recipe, source = settings.recipe, settings.source_model
     guidance = default_guidance(source) if recipe is None else drawn_guidance(recipe, source)
@@ -226,7 +230,7 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
 
 
 def with_size(example: Example, recipe: Recipe) -> Example:
-    """The example with the size and the rate that the recipe's run draws; of several sizes it draws the largest."""
+    """The example with the size and the frame rate at which the recipe's run draws; of several sizes the largest."""
     size, data = sample_size(recipe), recipe.data
     rate = data.frame_rate or kept_rate(recipe.run.folder) if size.frames > 1 else None
     resolution, height, frames = size.stated
@@ -234,7 +238,7 @@ def with_size(example: Example, recipe: Recipe) -> Example:
 
 
 def _drawing_pipeline(settings: Export, index: _JSON) -> str:
-    """The pipeline that draws from the export: a folder of plain Stable Diffusion may hold a U-Net that fills holes."""
+    """The name of the pipeline that draws from the export; for an inpainting denoiser it is the inpainting pipeline."""
     name = str(index.get("_class_name"))
     fills_holes = settings.recipe is not None and settings.recipe.data.masks is not None
     return FILLING.get(name, name) if fills_holes else name
@@ -251,7 +255,7 @@ def _adapters_on_card(settings: Export) -> Adapters | None:
 
 
 def _num_classes(source: Path) -> int | None:
-    """Classes of the folder's denoiser; None: it reads no classes."""
+    """The number of classes of the folder's denoiser; None if it reads no classes."""
     return num_classes_of(component_config(source, family_of(source).trainable[0]))
 
 
@@ -263,7 +267,10 @@ def _is_used(entry: object) -> bool:
 def _write_model(
     checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export, index: _JSON
 ) -> bool:
-    """Writes the whole model; returns whether averages were among what was trained."""
+    """Writes the whole model into a folder; returns whether trained weights are moving averages.
+
+    `index`: the content of model_index.json, which it changes.
+    """
     _copy_frozen(settings, index, destination)
     has_ema = False
     if settings.lora is not None:
@@ -277,7 +284,7 @@ def _write_model(
 
 
 def _with_adapters(modules: Mapping[str, nn.Module], settings: Export) -> dict[str, nn.Module]:
-    """The trained components, to which adapters are added as for the training."""
+    """The trained components by name, to which adapters are added as for the training."""
     assert settings.lora is not None
     trained = {name: modules[name] for name in settings.trained}
     for component, module in trained.items():
@@ -291,7 +298,7 @@ def _with_adapters(modules: Mapping[str, nn.Module], settings: Export) -> dict[s
 def _adapters_in(
     checkpoint: Path, modules: Mapping[str, nn.Module], settings: Export
 ) -> tuple[dict[str, dict[str, Tensor]], bool]:
-    """The adapters of components by their names in these, and whether averages are among them."""
+    """The adapters in a checkpoint, by component and by their names in it, and whether averages are among them."""
     adapters, has_average = {}, False
     for component, module in modules.items():
         names = [name for name in module.state_dict() if is_adapter(name)]
@@ -304,7 +311,7 @@ def _adapters_in(
 
 
 def _weights_of(settings: Export) -> Weights:
-    """Reads weights of the source model, by the names of their layers."""
+    """A function (component, layers) that reads the weights of layers of the source model, by the layers' names."""
 
     def read_weights(component: str, layers: Collection[str]) -> dict[str, Tensor]:
         source = stored_weights(settings.source_model / component, settings.variant)
@@ -318,7 +325,7 @@ def _weights_of(settings: Export) -> Weights:
 
 
 def _facts(settings: Export, checkpoint: Path) -> AdapterFacts:
-    """The facts in the headers of the files; their date is the checkpoint's."""
+    """The facts in the headers of the files of adapters; their date is the date of the checkpoint."""
     assert settings.lora is not None
     source, recipe = settings.source_model, settings.recipe
     base = public_name(settings.base_model or source.name)
@@ -338,7 +345,7 @@ def _facts(settings: Export, checkpoint: Path) -> AdapterFacts:
 
 
 def _write_merged(checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export) -> bool:
-    """Writes the components with the adapters added to their weights; returns whether they are averages."""
+    """Writes the components with the adapters added to their weights; returns whether the adapters are averages."""
     assert settings.lora is not None
     adapters, is_average = _adapters_in(checkpoint, modules, settings)
     # The components get them by the way that a user's pipeline takes, from a file.
@@ -355,7 +362,11 @@ def _write_merged(checkpoint: Path, destination: Path, modules: Mapping[str, nn.
 
 
 def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
-    """Copies the components that were not trained, links resolved; the scheduler is written again."""
+    """Copies the components that were not trained into the export; their links are resolved.
+
+    `index`: the content of model_index.json, from which it removes optional components that the source folder lacks.
+    The scheduler is not copied.
+    """
     for name, entry in tuple(index.items()):  # entries change below
         if not _is_used(entry) or name in settings.trained or name == _SCHEDULER:
             continue
@@ -374,7 +385,7 @@ def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
 
 
 def _copy_weights(stored: StoredWeights, folder: Path, *, is_diffusers: bool) -> None:
-    """Copies the files of weights under their plain names, which every program looks for first.
+    """Copies the files of a component's weights under their plain names, which every program looks for first.
 
     `is_diffusers`: whether the component is diffusers' own, not one of transformers.
     """
@@ -394,7 +405,7 @@ def _copy_weights(stored: StoredWeights, folder: Path, *, is_diffusers: bool) ->
 
 
 def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: str, settings: Export) -> bool:
-    """Writes one trained component's configuration and weights; returns whether averages were among them."""
+    """Writes the configuration and weights of one trained component; returns whether the weights are averages."""
     untrained = {name for name in module.state_dict() if f"{folder.name}.{name}" in settings.untrained}
     kept = _kept(module, settings.source_model / folder.name, untrained, settings.variant)
     # Values that were put in by the recipe come before the folder's.
@@ -411,7 +422,7 @@ def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: 
 
 
 def _write_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
-    """Gives a written component the configuration and the names of the source folder's.
+    """Gives a written component the configuration of the source folder and its names of tensors.
 
     Today's libraries write settings that earlier versions do not know, or know by other names.
     """
@@ -428,7 +439,7 @@ def _write_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
 
 
 def _dtype_in(folder: Path) -> torch.dtype:
-    """The type of the written weights, all of which have the same."""
+    """The type of the weights in a written component's folder, which is the same for all."""
     written = stored_weights(folder)
     assert written is not None, "save_pretrained has written weights"
     with opened(written.files[0]) as tensors:
@@ -436,9 +447,10 @@ def _dtype_in(folder: Path) -> torch.dtype:
 
 
 def _rename_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
-    """Gives the tensors of a written component the names of the source folder's.
+    """Gives the tensors of a written component the names that they have in the source folder.
 
-    transformers 5 writes others than earlier versions, which would take random values for those that they do not find.
+    transformers 5 writes other names than earlier versions, which would take random values for tensors that they do not
+    find.
     """
     source = stored_weights(settings.source_model / folder.name, settings.variant)
     names = names_in(module, source) if source is not None else {}
@@ -460,7 +472,10 @@ def _rename_as_source(folder: Path, module: nn.Module, settings: Export) -> None
 def _trained_tensors(
     checkpoint: Path, names: Sequence[str], component: str, prefix: str, *, use_ema: bool
 ) -> tuple[dict[str, Tensor], bool]:
-    """Tensors of a component by their names in it, and whether averages, which go first if wanted, are among them."""
+    """The tensors of a component in a checkpoint, by their names in it, and whether averages are among them.
+
+    `prefix`: of their canonical names. `use_ema`: take the average of a tensor where there is one.
+    """
     stored = stored_tensors(checkpoint)
     tensors: dict[str, Tensor] = {}
     name_in_module: dict[str, str] = {}
@@ -486,7 +501,8 @@ def _trained_tensors(
 def _kept(module: nn.Module, source: Path, untrained: Collection[str], variant: str | None) -> dict[str, Tensor]:
     """The untrained tensors that are saved with a module: buffers such as SD3's positions, and `untrained` parameters.
 
-    As the source has it, else, for buffers, as computed.
+    They are keyed by name and have the source folder's values. A buffer that it lacks has its computed value, a
+    parameter that it lacks is zero.
     """
     stored = module.state_dict()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
@@ -499,7 +515,11 @@ def _kept(module: nn.Module, source: Path, untrained: Collection[str], variant: 
 
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
-    """Puts the weights into a module on the meta device."""
+    """Puts the weights into a module on the meta device, in place of its parameters.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
     try:
         # The module is on the meta device, so its parameters are replaced.
         module.load_state_dict(weights, strict=True, assign=True)
@@ -508,7 +528,7 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) ->
 
 
 def _write_scheduler(settings: Export, index: _JSON, folder: Path) -> list[str]:
-    """Writes the scheduler that samples what was learnt; returns its entry in model_index.json."""
+    """Writes the scheduler that samples the trained model; returns its entry in model_index.json."""
     entry = index.get(_SCHEDULER)
     library, name = entry if isinstance(entry, list) and len(entry) == 2 else ("diffusers", None)
     source = settings.source_model / _SCHEDULER / _SCHEDULER_CONFIG
@@ -532,7 +552,7 @@ def _sampling_scheduler(settings: Export) -> dict[str, Any]:
 
 
 def _make_readable(folder: Path) -> None:
-    """Gives all files the permissions that new files have; safetensors writes files that their owner alone can read."""
+    """Gives all files in the folder the permissions of new files; safetensors makes files for their owner alone."""
     mode = (folder / "README.md").stat().st_mode
     for path in folder.rglob("*"):
         if path.is_file():
@@ -540,7 +560,7 @@ def _make_readable(folder: Path) -> None:
 
 
 def _replace(temporary: Path, destination: Path) -> None:
-    """Gives the finished folder its name, in place of an older one."""
+    """Renames the finished folder `temporary` to `destination`, in place of an older folder."""
     old = destination.with_name(f".{destination.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if destination.exists():
@@ -555,7 +575,11 @@ def _replace(temporary: Path, destination: Path) -> None:
 
 
 def _read_json(path: Path) -> _JSON:
-    """A JSON object from a file of the source folder."""
+    """The JSON object in a file of the source folder.
+
+    Raises:
+        ModelError: the file cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -566,5 +590,5 @@ def _read_json(path: Path) -> _JSON:
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Writes a JSON object as diffusers does."""
+    """Writes a JSON object into a file, in the form in which diffusers writes it."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from diffusionpipe.trainer.exports.card_snippet import FILLING, FOLDER, OF_CLASS
 from diffusionpipe.trainer.recipe import Recipe, tables_of, tables_to_toml
 
 _FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")
-"""Keys whose texts may hold slashes without being paths."""
+"""The keys of a recipe whose texts may hold slashes without being paths."""
 
 _OF_ESTIMATES = """The denoiser was trained with self-conditioning: beside the noisy latents it reads its own
 estimate of the clean ones, from the step before (zeros at the first step). So it has twice the input channels. The
@@ -27,11 +27,11 @@ class Adapters:
 
     rank: int
     is_merged: bool
-    """Whether the files hold the whole model."""
+    """Whether they are added to the base model's weights, so that the files hold the whole model."""
     comfy: str | None = None
-    """The file for ComfyUI."""
+    """The name of the file for ComfyUI; None without one."""
     trigger: str | None = None
-    """Words that the captions had for the subject."""
+    """The words that stood for the subject in the captions; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +39,34 @@ class Card:
     """The facts on a model card: base model, trained parts, scheduler, example and recipe."""
 
     pipeline: str
+    """The name of the diffusers pipeline that opens the export."""
     base_model: str
     """The base model's hub id or folder."""
     trained: tuple[str, ...]
+    """The names of the trained components."""
     prediction: Prediction
     step: int
+    """The number of training steps."""
     is_average: bool
     """Whether the files hold the moving average of the trained weights."""
     copied: tuple[str, ...] = ()
-    """Components that are the base model's."""
+    """The names of components that are copied from the base model."""
     left_out: tuple[str, ...] = ()
-    """Components of the pipeline that neither the base folder nor the export has."""
+    """The names of the pipeline's components that neither the base folder nor the export has."""
     own_scheduler: Mapping[str, Any]
     """The configuration of the base model's scheduler."""
     scheduler: Mapping[str, Any]
-    """The configuration of the scheduler that samples what was learnt."""
+    """The configuration of the scheduler that samples the trained model."""
     example: Example
+    """The picture or clip that the program on the card draws."""
     recipe: Recipe | None = None
+    """The recipe of the run; None where there is none."""
     self_conditioning: bool = False
     """Whether the denoiser reads its own estimate."""
     is_placed: bool = False
     """Whether the denoiser reads coordinates."""
     adapters: Adapters | None = None
+    """The facts about trained adapters; None if whole weights were trained."""
 
     @property
     def are_alone(self) -> bool:
@@ -69,7 +75,10 @@ class Card:
 
 
 def model_card(card: Card) -> str:
-    """The README.md of an export, with the metadata of the Hugging Face Hub. It names no path of this machine."""
+    """The text of an export's README.md, with the metadata of the Hugging Face Hub.
+
+    It names no path of this machine.
+    """
     name = public_name(card.base_model)
     title = f"Adapters for {name}" if card.are_alone else f"{card.pipeline} trained from {name}"
     parts = [
@@ -86,7 +95,10 @@ def model_card(card: Card) -> str:
 
 
 def _snippet(card: Card, name: str) -> str:
-    """How a picture is drawn."""
+    """The part of the card that draws a picture: a program for diffusers, or a command.
+
+    `name`: the public name of the base model.
+    """
     if card.self_conditioning or card.is_placed:
         reason = _OF_ESTIMATES if card.self_conditioning else _OF_COORDINATES
         return command(reason, card.example, card.pipeline, FOLDER)
@@ -102,13 +114,13 @@ def _snippet(card: Card, name: str) -> str:
 
 
 def _config(card: Card) -> str | None:
-    """The folder or id of the configurations of a base model in one file."""
+    """The folder or id of the configurations if the base model is one file; None if it is a folder."""
     config = None if card.recipe is None else card.recipe.model.config
     return config if config is None or is_hub_id(config) else f"path/to/{public_name(config)}"
 
 
 def _head(card: Card) -> str:
-    """The card's metadata; the hub links the card to a base model of its own."""
+    """The card's metadata in YAML, by which the hub links the card to its base model."""
     from huggingface_hub import ModelCardData
 
     tags = ["lora"] * card.are_alone + ["controlnet"] * ("ControlNet" in card.pipeline)
@@ -123,7 +135,7 @@ def _head(card: Card) -> str:
 
 
 def _task(pipeline: str) -> str:
-    """The task of a pipeline, as the hub names it."""
+    """The task of a pipeline, as the hub names it, e.g. "text-to-image"."""
     if pipeline in OF_CLASSES:
         return "unconditional-image-generation"
     source = "image" if pipeline in FILLING.values() else "text"
@@ -139,7 +151,7 @@ def _subject(card: Card) -> str:
 
 
 def _contents(card: Card) -> str:
-    """The contents of the files, and how they differ from the base model."""
+    """The sentences on the contents of the files, and on their differences from the base model."""
     weights = "the exponential moving average of the weights" if card.is_average else "the weights as trained"
     if card.are_alone:
         lines = [f"The files hold {weights}; the base model is needed beside them."]
@@ -168,12 +180,12 @@ def _scheduler_text(own: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def public_name(path_or_id: str) -> str:
-    """A hub id as it is; of a path the last part, which names no other folder of this machine."""
+    """The hub id itself, or the last part of a path, which names no other folder of this machine."""
     return path_or_id if is_hub_id(path_or_id) else _last_part(path_or_id)
 
 
 def public_recipe(recipe: Recipe) -> str:
-    """The recipe as TOML, with the last part in place of every path."""
+    """The text of the recipe in TOML, with the last part in place of every path."""
     tables = {
         section: {key: _public(key, value) for key, value in table.items()}
         for section, table in tables_of(recipe).items()
@@ -185,7 +197,7 @@ def public_recipe(recipe: Recipe) -> str:
 
 
 def _public(key: str, value: object) -> object:
-    """The value without paths, also inside of lists and tables."""
+    """The value of a recipe's key with the last part in place of each path, also inside of lists and tables."""
     match value:
         # A prompt may hold a slash, but not begin as a path does.
         case str() if key in _FREE_TEXT and not re.match(r"[/\\~]|[A-Za-z]:[/\\]", value):

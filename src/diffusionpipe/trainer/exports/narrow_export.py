@@ -1,4 +1,4 @@
-"""A diffusers folder whose denoiser is stored narrow: `export --quantize` writes it, `sample` draws from it.
+"""A diffusers folder whose denoiser is stored in few bits: `export --quantize` writes it, `sample` draws from it.
 
 Beside the denoiser's files everything is as in the folder that it was made from. Each linear layer and convolution has,
 in place of its weight, `codes` and `scales`, and `input_scale` where inputs are rounded too. Its configuration names
@@ -29,18 +29,18 @@ _FILE = "diffusion_pytorch_model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowed:
-    """The numbers of a narrow export: how many are stored narrow, and the bytes before and after."""
+    """The sizes of a narrow export: its numbers that are stored in few bits, and the bytes before and after."""
 
     component: str
-    """The component that is stored narrow."""
+    """The name of the component that is stored in few bits."""
     numbers: int
-    """Numbers of the component."""
+    """The count of numbers in the component's tensors."""
     narrow: int
-    """Numbers of them that are stored narrow."""
+    """The count of these numbers that are stored in few bits."""
     wide_bytes: int
-    """Bytes of all of them before."""
+    """The bytes of the component's tensors before."""
     narrow_bytes: int
-    """Bytes of all of them now."""
+    """The bytes of the component's tensors in the export."""
 
 
 def write_narrow_export(
@@ -55,9 +55,9 @@ def write_narrow_export(
 ) -> Narrowed:
     """Writes a copy of a diffusers folder as `out` with the denoiser stored at `width`, and returns its sizes.
 
-    `graph`: the folder's model. `ranges`: the largest magnitude among the inputs of each layer, where `width` rounds
-    inputs. One wide tensor at a time is in memory. The folder appears only when it is complete. `on_tensor` is called
-    with (tensors done, all).
+    `graph`: the folder's model. `ranges`: the largest magnitude among the inputs of each layer, by its name, where
+    `width` rounds inputs. `on_tensor` is called with (tensors done, all). One wide tensor at a time is in memory. The
+    folder appears only when it is complete.
 
     Raises:
         ModelError: the folder is a narrow export itself, `out` exists, or something cannot be read or written.
@@ -98,7 +98,10 @@ def _narrow(
     ranges: Mapping[str, float],
     on_tensor: Callable[[int, int], None],
 ) -> tuple[dict[str, Tensor], Narrowed]:
-    """The tensors of the export's file, and its sizes."""
+    """The tensors of the export's file by name, and the sizes of the export.
+
+    `name`: the component that is stored in few bits.
+    """
     component, layers = graph.components[name], exportable(graph, name)
     names = [key for key, _ in component.named_parameters()] + [key for key, _ in component.named_buffers()]
     found: dict[str, Tensor] = {}

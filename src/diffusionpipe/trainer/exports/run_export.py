@@ -1,4 +1,4 @@
-"""The export of a run, from its session or from its recipe alone."""
+"""Exports a run, from its session or from its recipe alone."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from diffusionpipe.trainer.model.members import Member, class_embeddings_of, fol
 from diffusionpipe.trainer.recipe import Recipe
 
 CHECKPOINT_ADAPTERS = "adapters"
-"""The folder of a run that has the adapters of its checkpoints."""
+"""The name of the folder in a run's folder that has the adapters of its checkpoints."""
 
 
 def export_settings(member: Member) -> Export:
-    """The settings with which `export` makes a diffusers folder of a run's checkpoints, for one of its models."""
+    """The settings with which `export` makes a diffusers folder of one of a run's models."""
     recipe, names = member.recipe, canonical_names(member.graph.components)
     trained = sorted({name.partition(".")[0] for p, name in names.items() if p.requires_grad})
     return Export(
@@ -36,7 +36,7 @@ def export_settings(member: Member) -> Export:
 
 
 def _alone(member: Member) -> Recipe:
-    """The recipe of a model alone, with the values that it took from the model before it."""
+    """The recipe of one model of several, with the value that it has taken from the model before it."""
     recipe = member.recipe
     if member.low is None:
         return recipe
@@ -45,7 +45,10 @@ def _alone(member: Member) -> Recipe:
 
 
 def adapters_of_checkpoints(recipe: Recipe, members: Sequence[Member]) -> Callable[[Path], None]:
-    """A function of a checkpoint's path that exports its adapters to the run's adapters/, for a run of one model."""
+    """A function that exports the adapters of the checkpoint at a path into the run's folder adapters/.
+
+    The run has one model.
+    """
     (member,) = members
     settings, modules = export_settings(member), member.graph.components
 
@@ -56,7 +59,7 @@ def adapters_of_checkpoints(recipe: Recipe, members: Sequence[Member]) -> Callab
 
 
 def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Path:
-    """Exports one checkpoint of a run of one model, as the run itself does at its end, and returns the folder.
+    """Exports one checkpoint of a run of one model, as the run does at its end, and returns the folder's path.
 
     Raises:
         ConfigError: the model's folder cannot be read, the checkpoint is damaged or of another model, or a file cannot

@@ -1,4 +1,4 @@
-"""A diffusers folder as one file under the names that the model's authors gave its tensors.
+"""Writes a diffusers folder as one file, under the names that the model's authors gave its tensors.
 
 Each tensor goes to the rows from which diffusers' converter would take it, so that `from_single_file` of diffusers
 gives it back bit for bit.
@@ -32,11 +32,11 @@ from diffusionpipe.models.parameters.single_file.origins import RowOrigin
 from diffusionpipe.models.parameters.stored import StoredWeights, missing_weights, opened, stored_weights
 
 _TIED = {"encoder.embed_tokens.weight": "shared.weight"}
-"""Tensors of T5 that a folder may hold once, and a file holds twice: readers look for both."""
+"""Tensors of T5 that a folder may hold once and a file holds twice, because readers look for both names."""
 
 
 def write_single_file(folder: Path, out: Path, variant: str | None = None) -> tuple[str, ...]:
-    """Writes the model of a diffusers folder to `out`; returns the names of the components in it.
+    """Writes the model of a diffusers folder into the file `out`; returns the names of the components in it.
 
     All weights are in memory at once. The file appears only when it is complete.
 
@@ -73,7 +73,7 @@ def write_single_file(folder: Path, out: Path, variant: str | None = None) -> tu
 
 
 def _marks(folder: Path, pipeline: str) -> dict[str, Tensor]:
-    """Empty tensors that tell ComfyUI that an SDXL predicts velocities, and that its last level is noise alone."""
+    """Empty tensors whose names tell ComfyUI that an SDXL predicts velocities, and that its last level is all noise."""
     config = scheduler_config(folder)
     if pipeline != "StableDiffusionXLPipeline" or config.get("prediction_type") != "v_prediction":
         return {}
@@ -92,7 +92,10 @@ def _tensors_in(source: StoredWeights) -> dict[str, Tensor]:
 def _filled(
     name: str, shapes: Mapping[str, tuple[int, ...]], origins: Mapping[str, RowOrigin], stored: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The file's tensors of one component.
+    """The tensors of one component in the authors' form, by name.
+
+    `shapes`: their shapes by name. `origins`: by the names of diffusers' tensors, the rows of the authors' tensors that
+    make each. `stored`: diffusers' tensors by name.
 
     Raises:
         ModelError: a tensor that the file has no place for is not the one that readers take for it.
@@ -116,7 +119,11 @@ def _filled(
 
 
 def _save(tensors: Mapping[str, Tensor], out: Path, metadata: Mapping[str, str]) -> None:
-    """Raises ModelError where the file cannot be written."""
+    """Writes the tensors into the file `out`, which appears only when it is complete.
+
+    Raises:
+        ModelError: the file cannot be written.
+    """
     temporary = draft_of(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

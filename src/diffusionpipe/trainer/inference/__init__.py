@@ -1,1 +1,1 @@
-"""Drawing pictures and clips with the models of a run or a folder."""
+"""Draws pictures and clips with the models of a run or a folder."""

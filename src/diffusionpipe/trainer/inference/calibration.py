@@ -27,12 +27,13 @@ class WatchedTimes(StrEnum):
     NORMAL = "normal"
     """Normally distributed, cut off at the first and the last time step."""
     UNIFORM = "uniform"
+    """Each time step with the same probability."""
     ONE = "one"
     """All at the middle time step, for comparisons."""
 
 
 class _Recorder(Predictor):
-    """Predicts, and keeps the latents, times and estimates of all rows at each step, in host memory. Mutable."""
+    """A predictor that also keeps the latents, times and estimates of all rows at each step, in host memory."""
 
     def __init__(
         self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic, times: torch.dtype | None
@@ -41,16 +42,19 @@ class _Recorder(Predictor):
         self.steps: list[dict[str, Tensor]] = []
 
     def predicted(self, moving: Mapping[str, Tensor], rows: Tensor | None = None) -> Tensor:
-        """The prediction; its inputs are kept where it is for all rows."""
+        """The denoiser's prediction, as `Predictor.predicted` returns it.
+
+        If it is for all rows, `moving` is added to the steps that are kept.
+        """
         if rows is None:
             self.steps.append({name: tensor.cpu() for name, tensor in moving.items()})
         return super().predicted(moving, rows)
 
 
 def steps_watched(times: Tensor, count: int, kind: WatchedTimes, seed: int) -> list[int]:
-    """The number of the step, from 0, at which each of `count` pictures is watched, drawn by `kind` and `seed`.
+    """For each of `count` pictures, the number of the step, from 0, at which the inputs of layers are watched.
 
-    `times`: the time of each step of the drawing.
+    `times`: the time of each step of the drawing. `kind`: the distribution from which the steps are drawn.
 
     >>> steps_watched(torch.arange(1000, 0, -20.0), 4, WatchedTimes.ONE, 0)
     [24, 24, 24, 24]
@@ -79,10 +83,10 @@ def watch(
     times: WatchedTimes = WatchedTimes.NORMAL,
     on_step: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """The largest magnitude among each layer's inputs, by the layer's name, seen while `count` pictures are drawn.
+    """The largest magnitude among each layer's inputs while `count` pictures are drawn, by the layer's name.
 
-    `opened`: the model, opened for these pictures; its weights are gone after this. Each picture is watched at one of
-    its steps, chosen by `times`.
+    `opened`: the model, opened for these pictures; its weights are freed at the end. `layers`: the layers to watch, by
+    name. Each picture is watched at one of its steps, chosen by `times`.
 
     Raises:
         ModelError: weights cannot be read.
@@ -99,7 +103,10 @@ def watch(
 
 
 def _run_again(predict: _Recorder, count: int, times: WatchedTimes, seed: int, device: torch.device) -> None:
-    """Predict for each picture at the step that is drawn for it."""
+    """Runs the denoiser again for each picture at one of its steps, which is drawn for it.
+
+    `predict`: has kept the inputs of all steps.
+    """
     steps = list(predict.steps)
     # All rows of a step have one time.
     chosen = steps_watched(torch.stack([step["timesteps"][0] for step in steps]), count, times, seed)

@@ -1,4 +1,4 @@
-"""Drawing with several models, one after the other: each enlarges the pictures that the one before has drawn.
+"""Draws with several models, one after the other: each enlarges the pictures that the one before has drawn.
 
     caption ──> base ──> 8x8 pixels ──> enlarged, noised ──> super-resolution ──> 32x32 pixels
 
@@ -46,10 +46,11 @@ OnStep = Callable[[int, int], None]
 def draw_in_session(
     session: "Session", wish: SampleRequest, settings: Sequence[SamplingSettings], *, on_step: OnStep | None = None
 ) -> tuple[list[Picture], ...] | None:
-    """Pictures of each of the session's models on rank 0, None on others or without memory for them.
+    """The pictures of each of the session's models on rank 0; None on other ranks, or without memory for pictures.
 
-    With samples of several sizes only the last model's are returned. Every rank of the job calls it. `settings`: one
-    entry for each model; `on_step` is called with the denoising steps done and all of them.
+    With samples of several sizes only the last model's pictures are returned. Every rank of the job calls it. `wish`:
+    the samples to draw. `settings`: one entry for each model. `on_step` is called with the number of denoising steps
+    done and the number of all.
     """
     sizes = drawn_sizes(session.recipe, len(wish))
     pictures: dict[int, Picture] = {}
@@ -64,9 +65,9 @@ def draw_in_session(
 
 
 def drawn_sizes(recipe: "Recipe", count: int) -> list[int]:
-    """For each of `count` pictures to draw the number of its size, among the sizes that the model is built for.
+    """The index of the size of each of `count` pictures to draw, among the sizes that the model is built for.
 
-    By `sampling.sizes`: one for all pictures, or one for each; without it all have size 0.
+    `sampling.sizes` names one size for all pictures, or one for each; without it all have size 0.
     """
     stated, built = recipe.sampling.sizes, sizes_of(recipe.data)
     numbers = [built.index(stated_size(text)) for text in stated]
@@ -76,7 +77,7 @@ def drawn_sizes(recipe: "Recipe", count: int) -> list[int]:
 def _drawn_at(
     session: "Session", size: int, wish: SampleRequest, settings: Sequence[SamplingSettings], on_step: OnStep | None
 ) -> tuple[list[Picture], ...] | None:
-    """The pictures of each model in the session, all of one size; see `draw_in_session`."""
+    """The pictures of each model in the session, all of the size with index `size`; see `draw_in_session`."""
     drawn: list[list[Picture]] = []
     small: Tensor | None = None
     for index, member in enumerate(session.members):
@@ -95,7 +96,10 @@ def _drawn_at(
 
 
 def brought(latents: Tensor | None, shape: Sequence[int], job: Job) -> Tensor:
-    """The latents of rank 0, float32, on every rank; `shape`: of all latents. Every rank calls it, others with None."""
+    """The latents of rank 0, float32, on every rank.
+
+    Every rank calls it, other ranks with None. `shape`: the shape of all latents together.
+    """
     if job.membership.rank > 0:
         latents = torch.empty(tuple(shape), dtype=torch.float32, device=job.device)
     assert latents is not None
@@ -113,7 +117,7 @@ def draw_from_folders(
     arithmetic: Arithmetic = PLAIN,
     on_step: OnStep | None = None,
 ) -> tuple[list[Picture], ...]:
-    """Pictures of each of the models in these folders, drawn one after the other in one process.
+    """The pictures of each of the models in these folders, drawn one after the other in one process.
 
     Each model after the first enlarges the pictures of the one before. `settings`: one entry for each model.
 
@@ -134,9 +138,9 @@ def draw_from_folders(
 
 
 def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index: int) -> OnStep | None:
-    """A function of one model's steps that calls `on_step` with the steps done and all steps of all models.
+    """A function for one model's steps that calls `on_step` with the steps done and the number of all models' steps.
 
-    None for None. `index`: the place of the model in `settings`.
+    It is None if `on_step` is. `index`: the index of the model in `settings`.
     """
     if on_step is None or len(settings) == 1:
         return on_step
@@ -146,16 +150,17 @@ def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeMember:
-    """A model of a cascade by name: the side of its pictures, and of the small ones that it reads."""
+    """A model of a cascade by name, with the sides of the pictures that it draws and reads."""
 
     name: str
     resolution: int
+    """The side in pixels of the pictures that it draws."""
     low: int | None
-    """Side of the small pictures that it reads."""
+    """The side in pixels of the small pictures that it reads; None if it reads none."""
 
 
 def links(members: Sequence["Member"]) -> list[CascadeMember]:
-    """The name and the sides of each of a run's models, in the order of drawing."""
+    """The name of each of a run's models and the sides of its pictures, in the order of drawing."""
     return [
         CascadeMember(
             name=member.name,
@@ -191,11 +196,12 @@ def check_chain(chain: Sequence[CascadeMember]) -> None:
 
 
 def shown(drawn: Sequence[list[Picture]]) -> list[Picture]:
-    """Pictures for a grid: of one model its own, of several side by side; of a clip some of its frames.
+    """The pictures for a grid: the pictures of one model, or of several models side by side; of clips some frames.
 
-    `drawn`: the pictures of each model, the last ones the largest. Side by side they are, all of the last one's side:
+    `drawn`: the pictures of each model, the last ones the largest. Pictures side by side all have the side of the last
+    model's:
 
-        the first model's (squares) | ... | the last one's | the first one's, enlarged bicubically
+        the first model's (squares) | ... | the last model's | the first model's, enlarged bicubically
     """
     if len(drawn) == 1:
         return [still(picture) for picture in drawn[0]]
@@ -203,9 +209,9 @@ def shown(drawn: Sequence[list[Picture]]) -> list[Picture]:
 
 
 def captions_of(names: Sequence[str], captions: Sequence[str]) -> list[str]:
-    """The texts below the pictures that `shown` makes: before the caption, the names of their parts from the left.
+    """The text below each picture that `shown` makes: the names of its parts from the left, and the caption.
 
-    `names` are the names of the models that drew.
+    `names`: the names of the models that drew.
 
     >>> captions_of(["base", "super"], ["a cat"])
     ['base | super | bicubic: a cat']

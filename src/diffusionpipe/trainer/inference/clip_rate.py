@@ -1,6 +1,6 @@
-"""Frames of a second of the clips that a run trains on and draws, in one place for all that use it.
+"""The frames per second of the clips that a run trains on and draws.
 
-`data.frame_rate` says how many are taken. Without it each clip has its own rate, and the middle one is drawn:
+`data.frame_rate` says how many are taken. Without it each clip has its own rate, and drawn clips have the median rate:
 
     RUN/clips.json      {"frame_rate": 23.976}
 """
@@ -20,20 +20,23 @@ _MOST = 1e6
 
 
 def drawn_rate(recipe: Recipe, train: Dataset) -> float | None:
-    """Frames of a second of the clips that the run draws: the recipe's, or its data's middle one; None for pictures."""
+    """The frames per second of the clips that the run draws; None for pictures.
+
+    They are the recipe's, or else the median of the data's.
+    """
     if not recipe.data.has_clips:
         return None
     return train.rate if recipe.data.frame_rate is None else recipe.data.frame_rate
 
 
 def write_rate(folder: Path, rate: float | None) -> None:
-    """Writes the rate as clips.json into the run's folder, for drawings after the run; nothing for None."""
+    """Writes the frames per second as clips.json into the run's folder, for later drawings; writes nothing for None."""
     if rate is not None:
         write_atomically(folder / FILE, json.dumps({_KEY: rate}) + "\n")
 
 
 def kept_rate(folder: Path) -> float | None:
-    """The rate that the run in the folder draws; None where it draws pictures, or is of an older version.
+    """The frames per second that a run's folder states in clips.json; None if it has no such file.
 
     Raises:
         ConfigError: the file is damaged.

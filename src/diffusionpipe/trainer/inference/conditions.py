@@ -1,4 +1,4 @@
-"""Prompts and labels to the conditions of a drawing."""
+"""Makes the conditions of a drawing from prompts and labels."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from diffusionpipe.trainer.inference.known_pixels import KnownPixels, known_cond
 
 T = TypeVar("T")
 _CLIP = 4
-"""Dimensions of a sample's pixels in a clip."""
+"""The number of dimensions of a clip's pixels."""
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
 
 
@@ -36,22 +36,24 @@ class SampleRequest:
     """The samples to draw: prompts or labels, and the negative prompts and pictures that belong to them."""
 
     prompts: tuple[str, ...] = ()
+    """The texts to draw, for a model that reads captions."""
     labels: tuple[int, ...] = ()
+    """The classes to draw, for a model that reads labels."""
     negatives: tuple[str, ...] = ()
-    """The texts that guidance leads away from, one for each prompt; empty: no text, which is the empty one for most
+    """The negative prompts, one for each prompt; () for none: then guidance leads away from the empty text for most
     models."""
     conditions: tuple[Path, ...] = ()
-    """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
+    """The conditioning pictures of a ControlNet, one for each prompt; () for other models."""
     known: tuple[KnownPixels, ...] = ()
-    """Pictures whose holes are filled, one for each sample; empty for other models."""
+    """The pictures whose holes are filled, one for each sample; () for other models."""
     frame_rate: float | None = None
-    """Frames of a second of clips; None: as many as diffusers' pipeline tells the model."""
+    """The frames per second of clips; None: as diffusers' pipeline tells the model by default."""
 
     def __len__(self) -> int:
         return len(self.prompts) or len(self.labels)
 
     def part(self, places: Sequence[int]) -> "SampleRequest":
-        """The request for the samples at these places alone."""
+        """The request for the samples with these indices alone."""
 
         def of(values: tuple[T, ...]) -> tuple[T, ...]:
             return tuple(values[place] for place in places) if values else ()
@@ -67,19 +69,19 @@ class SampleRequest:
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """The text below each picture: its prompt, or "class N" for a label."""
+        """The text for each sample: its prompt, or "class N" for a label."""
         return self.prompts or tuple(f"class {label}" for label in self.labels)
 
 
 def raw_conditions(
     wish: SampleRequest, graph: LayerGraph, folder: Path, settings: SamplingSettings
 ) -> dict[str, Tensor]:
-    """The raw inputs of the conditions by name: a row for each sample with its own, then, if guided, one without.
+    """The raw inputs of the conditions by name: one row for each sample, then, if guided, its row without condition.
 
     Raises:
         PictureError: a conditioning picture, or one with a hole, cannot be decoded.
-        RecipeError: pictures with holes are missing or not read, prompts for a class model, labels for a text model,
-            negative prompts without guidance, or not a conditioning picture for each prompt of a ControlNet.
+        RecipeError: pictures with holes are missing or not read, a class model has prompts, a text model has labels,
+            negative prompts have no guidance, or a prompt for a ControlNet has no conditioning picture.
         ModelError: the model has neither captions nor classes, or its tokenizer cannot be read.
     """
     inputs = {spec.name for spec in graph.inputs}
@@ -119,7 +121,7 @@ def raw_conditions(
 
 
 def _lack_of_known(wish: SampleRequest, graph: LayerGraph, folder: Path) -> str | None:
-    """The pictures or masks that a model which fills holes misses, in a sentence; None where all are there."""
+    """A sentence on the pictures or masks that an inpainting model lacks; None if it lacks none."""
     is_clip = any(spec.name == MASK and len(spec.shape) == _CLIP for spec in graph.inputs)
     if len(wish.known) != len(wish):
         return f"{folder} {NO_FIRST if is_clip else NO_KNOWN}"
@@ -130,7 +132,7 @@ def _lack_of_known(wish: SampleRequest, graph: LayerGraph, folder: Path) -> str 
 
 
 def _everywhere(graph: LayerGraph, count: int) -> dict[str, Tensor]:
-    """The coordinates of whole pictures, for a model that was trained on patches."""
+    """The coordinates of whole pictures by name, `count` rows; {} for a model that was not trained on patches."""
     spec = next((one for one in graph.inputs if one.name == COORDINATES), None)
     if spec is None:
         return {}
@@ -138,11 +140,11 @@ def _everywhere(graph: LayerGraph, count: int) -> dict[str, Tensor]:
 
 
 def _steering(wish: SampleRequest, graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
-    """The conditioning pictures, in [0, 1]; the same ones again, if guided.
+    """The conditioning pictures by name, with values in [0, 1]; if guided, each twice.
 
     Raises:
-        PictureError: one cannot be decoded.
-        RecipeError: there is not one for each prompt.
+        PictureError: a picture cannot be decoded.
+        RecipeError: the numbers of conditioning pictures and prompts differ.
     """
     if len(wish.conditions) != len(wish.prompts):
         raise RecipeError(
@@ -172,7 +174,7 @@ NO_CONDITIONS = (
 
 
 def steering_pictures(data: Path, count: int) -> tuple[Path, ...]:
-    """The path of a conditioning picture for each of `count` prompts: the data folder's in order, maybe repeated.
+    """The path of a conditioning picture for each of `count` prompts, from the data folder in order, maybe repeated.
 
     Raises:
         DataError: the folder's metadata cannot be used, or a picture has no conditioning picture.
@@ -190,10 +192,10 @@ def is_steered(folder: Path) -> bool:
 
 
 def check_noise_level(folder: Path, settings: SamplingSettings) -> None:
-    """Refuses a level of noise for the small pictures that is above the last one of the model in a folder.
+    """Refuses a noise level for small pictures above the last level of the super-resolution model in a folder.
 
     Raises:
-        RecipeError: it is above the last level.
+        RecipeError: the level is above the last one.
     """
     augmentation = family_of(folder).augmentation
     if augmentation is None or settings.noise_level is None:
@@ -206,9 +208,12 @@ def check_noise_level(folder: Path, settings: SamplingSettings) -> None:
 def small_conditions(
     small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
 ) -> dict[str, Tensor]:
-    """The tensors that super-resolution reads by name: small pictures (N, C, r, r), enlarged and noised, and the level.
+    """The tensors that super-resolution reads by name: the small pictures, enlarged and noised, and the noise level.
 
-    If guided, each is there twice with the same noise, (2 N, ...). `model`: its name among several, a key of the noise.
+    `small`: (N, C, r, r).
+
+    If guided, each picture is there twice with the same noise, (2 N, ...). `model`: the model's name among several, by
+    which the noise is keyed.
     """
     augmentation = family_of(folder).augmentation
     assert augmentation is not None
@@ -225,9 +230,9 @@ def small_conditions(
 
 
 def num_classes_of(config: Mapping[str, Any]) -> int | None:
-    """The number of classes of a denoiser of this configuration; None: it reads no classes.
+    """The number of classes of a denoiser with this configuration; None if it reads no classes.
 
-    The embedding of a U-Net has a row more, the last one, which stands for no class.
+    The embedding of a U-Net has one row more than classes. The last one means no class.
     """
     own, rows = config.get("num_embeds_ada_norm"), config.get("num_class_embeds")
     if isinstance(own, int):
@@ -236,7 +241,7 @@ def num_classes_of(config: Mapping[str, Any]) -> int | None:
 
 
 def null_label(graph: LayerGraph) -> int:
-    """The label that stands for no class: the number of classes, which is the last row of the embedding.
+    """The label that means no class: the number of classes, which is the last row of the embedding.
 
     Raises:
         ModelError: the model reads no classes.
@@ -251,7 +256,10 @@ def null_label(graph: LayerGraph) -> int:
 def _text_conditions(
     graph: LayerGraph, folder: Path, texts: Sequence[str], embedded_guidance: float | None
 ) -> dict[str, Tensor]:
-    """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
+    """The raw inputs by name that follow from texts and the pictures' size, with a row for each text.
+
+    They are token ids, masks, sizes, and the guidance that a distilled model reads (`embedded_guidance`).
+    """
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     tokenizers = tokenizers_of(graph, folder)
     conditions = {name: token_ids(tokenizer, texts, *shapes[name]) for name, tokenizer in tokenizers.items()}
@@ -269,10 +277,10 @@ def _text_conditions(
 
 
 def tokenizers_of(graph: LayerGraph, folder: Path) -> dict[str, Tokenizer]:
-    """The tokenizers of a model folder by the raw inputs that they make; {} for a model without captions.
+    """The tokenizers of a model folder, keyed by the raw inputs that they make; {} for a model without captions.
 
     Raises:
-        ModelError: one is missing, cannot be read, or makes tokens for which its text encoder has no embedding.
+        ModelError: a tokenizer is missing, cannot be read, or makes tokens for which its encoder has no embedding.
     """
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     found = {name: open_tokenizer(folder, name) for name in TOKENS if name in shapes}
@@ -285,10 +293,13 @@ def tokenizers_of(graph: LayerGraph, folder: Path) -> dict[str, Tokenizer]:
 
 
 def _check_vocabulary(folder: Path, name: str, tokenizer: Any, blank: Set[int], encoder: Any) -> None:
-    """Refuse a tokenizer with a token that has no row in the embedding of its encoder. Raises ModelError.
+    """Refuses a tokenizer with a token that has no row in the embedding of its encoder.
 
     `blank`: the tokens of an empty text, its marks and padding. Words that were added count too. Special tokens that no
-    text has, e.g. the places of pictures in a chat, may lie above the embedding.
+    text has, e.g. for pictures in a chat, may lie above the embedding.
+
+    Raises:
+        ModelError: there is such a token.
     """
     rows = getattr(encoder.get_input_embeddings(), "num_embeddings", None)
     if rows is None:
@@ -304,10 +315,10 @@ def _check_vocabulary(folder: Path, name: str, tokenizer: Any, blank: Set[int], 
 
 
 def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
-    """The tokenizer of a model folder that makes the raw input `name`.
+    """The tokenizer in a model folder that makes the raw input `name`.
 
     Raises:
-        ModelError: it has none, or one that cannot be read.
+        ModelError: the folder has no such tokenizer, or one that cannot be read.
     """
     import transformers
 
@@ -328,13 +339,16 @@ def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
 
 
 class _Marked:
-    """A tokenizer that makes a row of one token, which no text has, where there is no text; see `sdxl`."""
+    """A tokenizer that makes a row of one repeated token, which no text begins with, of an absent text; see `sdxl`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.plain = tokenizer
 
     def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
-        """Tokens and masks, as the tokenizer makes them of texts."""
+        """The tokens and masks of the texts, by name, as the tokenizer makes them.
+
+        The row of an `Absent` text has its last token everywhere.
+        """
         tokens: Mapping[str, Any] = self.plain(list(texts), **options)
         rows = zip(texts, tokens["input_ids"], strict=True)
         # The last token of an empty row, which no text has in the first place.
@@ -352,7 +366,7 @@ class _Prompted:
             tokenizer.padding_side = prompt.side
 
     def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
-        """Tokens and masks, as the tokenizer makes them."""
+        """The tokens and masks, by name, of the texts with the template around them."""
         if self._prompt.instruction:
             return self._instructed(texts, is_cut=options.get("truncation", False))
         around = [self._around(text) for text in texts]
@@ -364,12 +378,14 @@ class _Prompted:
 
     @property
     def has_template(self) -> bool:
-        """Whether more than the tokenizer's marks is put around a caption."""
+        """Whether a template is put around captions, beside the tokenizer's own marks."""
         prompt = self._prompt
         return bool(prompt.instruction or prompt.suffix or prompt.chat is not None or prompt.template != "{}")
 
     def _instructed(self, texts: Sequence[str], *, is_cut: bool) -> Mapping[str, Any]:
-        """Tokens after the instruction, and before them a gap of padding.
+        """The tokens and masks of the texts after an instruction, with padding between the two.
+
+        `is_cut`: cut and pad the texts to the encoder's length.
 
         Raises:
             ModelError: the tokenizer makes too many tokens of the instruction.
@@ -402,7 +418,11 @@ class _Prompted:
 
 
 def _tokenizer_class(folder: Path, name: str) -> str:
-    """The class that the folder's index gives the tokenizer. Raises ModelError for one that we do not know."""
+    """The name of the class of a tokenizer by the folder's model_index.json.
+
+    Raises:
+        ModelError: the class is not supported.
+    """
     entry = model_index(folder).get(name)
     kind = str(entry[1]) if isinstance(entry, list) and len(entry) == 2 else "None"
     kind = kind.removesuffix("Fast")

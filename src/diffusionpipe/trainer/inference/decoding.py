@@ -1,4 +1,4 @@
-"""Pictures of latents through the folder's own VAE, one after the other, each whole if the device has room for it."""
+"""Decodes latents with a folder's own VAE, one after the other, each whole if the device has room for it."""
 
 import logging
 from pathlib import Path
@@ -18,7 +18,7 @@ from diffusionpipe.runtime.machine.free_memory import free_on
 logger = logging.getLogger(__name__)
 
 SPARE = 1.05
-"""The memory that a device needs for each counted byte: kernels also take memory by themselves."""
+"""The bytes of memory that a device needs for each counted byte: kernels also take memory by themselves."""
 _GIB = 2**30
 
 
@@ -26,17 +26,17 @@ def open_vae(folder: Path, device: torch.device, variant: str | None = None) -> 
     """The folder's VAE on the device, in float32.
 
     Raises:
-        ModelError: the folder has none, or its configuration or weights cannot be read.
+        ModelError: the folder has no VAE, or its configuration or weights cannot be read.
     """
     return open_component(folder, "vae", device=device, variant=variant)
 
 
 def decoded(vae: Any, latents: Tensor, *times: Tensor | None, **options: Any) -> Tensor:
-    """The pictures that the VAE makes of latents, (N, 3, ...) in host memory, in float32, before any scaling.
+    """The pictures that the VAE makes of latents, (N, 3, ...), float32 in host memory, as the VAE returns them.
 
-    They are decoded one by one, so a picture has the same bits beside any others; by tiles, with a warning, where a
-    whole picture does not fit into memory. diffusers' own slicing would mix up latents and times where a VAE reads
-    times. `times` and `options` are further arguments of the VAE's `decode`.
+    They are decoded one by one, so a picture has the same bits beside any others. Where a whole picture does not fit
+    into memory, it is decoded by tiles, with a warning. diffusers' own slicing would mix up latents and times where a
+    VAE reads times. `times` and `options` are further arguments of the VAE's `decode`.
     """
     if _needs_tiles(vae, latents):
         decode_in_tiles(vae)
@@ -55,7 +55,7 @@ def decoded(vae: Any, latents: Tensor, *times: Tensor | None, **options: Any) ->
 
 
 def _needs_tiles(vae: Any, latents: Tensor) -> bool:
-    """Whether whole pictures do not fit, which is said."""
+    """Whether a whole picture does not fit into memory; then it logs a warning."""
     free = free_on(latents.device)
     if free is None:
         return False
@@ -75,12 +75,12 @@ def _needs_tiles(vae: Any, latents: Tensor) -> bool:
 
 
 def folder_decoding(folder: Path, size: Clip) -> Decoding | None:
-    """The memory that the folder's VAE needs to decode samples of a size, known without its weights.
+    """The memory that the folder's VAE needs to decode samples of a size; None if the folder has no VAE.
 
-    None: the folder has no VAE.
+    It follows from the VAE's configuration, without its weights.
 
     Raises:
-        ModelError: its configuration makes no VAE.
+        ModelError: the configuration makes no VAE.
     """
     if "vae" not in family_of(folder).components:
         return None

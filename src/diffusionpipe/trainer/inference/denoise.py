@@ -1,10 +1,10 @@
-"""Drawing samples: the denoising loop over any predictor, and the predictor that runs through the pipeline.
+"""Draws samples: the denoising loop over any predictor, and the predictor that runs through the pipeline.
 
     latents ──> [two copies for guidance] ──> predict ──> guided prediction ──> scheduler.step ──> latents
                                                  │
                        one process: layers in order; or a forward-only schedule over all stages
 
-Under a pipeline every worker walks through the same time steps. Those that read the noisy latents keep them and step
+In a pipeline every worker goes through the same time steps. The workers that read the noisy latents hold them and step
 the scheduler; the workers of the last stage send them the prediction. Where adapters alone are trained, the denoiser's
 first layers are frozen and belong to no stage: the workers that read their outputs run them.
 """
@@ -30,37 +30,41 @@ from diffusionpipe.trainer.inference.transfers import ends_of, transfers
 from diffusionpipe.trainer.model.scheduler import refuse_unknown_times
 
 Predict = Callable[[Tensor | None, Tensor], Tensor | None]
-"""`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
+"""A function `predict(noisy, timestep)` that returns the prediction for every row on ranks that hold latents, else
+None."""
 
 FeedBack = Callable[[Tensor, Tensor, Tensor], None]
-"""`feed_back(prediction, noisy, timestep)`: sets the estimate that a denoiser reads at the next step."""
+"""A function `feed_back(prediction, noisy, timestep)` that sets the estimate which a denoiser reads at the next step.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """Steps, guidance, seed and scheduler with which samples are drawn."""
+    """The steps, guidance, seed and scheduler with which samples are drawn."""
 
     steps: int
+    """The number of denoising steps."""
     guidance: float
-    """Scale of classifier-free guidance."""
+    """The scale of classifier-free guidance."""
     seed: int
+    """The seed of all noise."""
     scheduler: Mapping[str, object]
-    """Configuration of a diffusers scheduler, its class under "_class_name"."""
+    """The configuration of a diffusers scheduler, with its class under "_class_name"."""
     scheduler_class: str | None = None
-    """Another class to use with that configuration."""
+    """Another class of scheduler to use with that configuration; None: its own class."""
     embedded_guidance: float | None = None
     """The guidance that a distilled model reads; None for other models."""
     noise_level: int | None = None
     """The time step whose noise super-resolution adds to the small pictures; None for other models."""
     unguided: float = 1.0
-    """The scale that is without guidance; diffusers' pipelines do not agree on it."""
+    """The scale with which there is no guidance; diffusers' pipelines do not agree on it."""
 
     tolerance: float | None = None
-    """Steps are computed at the same time, until the mean change of a refinement is below this; None: in turn."""
+    """The mean change of a refinement below which steps that are computed at the same time end; None: steps in turn."""
 
     @property
     def is_guided(self) -> bool:
-        """Whether every sample takes two rows: with and without its condition."""
+        """Whether each sample takes two rows, with and without its condition."""
         return self.guidance != self.unguided
 
     @property
@@ -74,18 +78,19 @@ class Spacing:
     """The facts about a model by which diffusers' pipeline spaces its time steps."""
 
     num_tokens: int | None = None
-    """Tokens of a sample; None for a denoiser without tokens."""
+    """The number of tokens of a sample; None for a denoiser without tokens."""
     has_even_sigmas: bool = False
     """Whether a flow's scheduler gets evenly spaced noise levels, as in `LayerGraph`."""
 
 
 class Scheduler(Protocol):
-    """The methods of diffusers' schedulers that are called here."""
+    """The methods of diffusers' schedulers that the drawing calls."""
 
     timesteps: Tensor
+    """The time of each denoising step, in order."""
 
     def set_timesteps(self, num_inference_steps: int, **extra: object) -> None:
-        """Sets `timesteps` to this number of times."""
+        """Chooses `num_inference_steps` time steps and sets `timesteps` to them."""
 
     def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, **extra: object) -> tuple[Tensor, ...]:
         """The sample after one denoising step, as a tuple of one, from the denoiser's output at `timestep`."""
@@ -93,11 +98,11 @@ class Scheduler(Protocol):
 
 
 def build_scheduler(config: Mapping[str, object], class_name: str | None = None) -> Scheduler:
-    """The diffusers scheduler of a configuration, by its own class or, where given, by `class_name`.
+    """The diffusers scheduler with this configuration, of its own class or of the class `class_name`.
 
     Raises:
-        RecipeError: diffusers has no such scheduler, its values make none, or it does not suit the model's predictions
-            and times.
+        RecipeError: diffusers has no such scheduler, the configuration does not make one, or it does not suit the
+            model's predictions and times.
     """
     import diffusers
 
@@ -136,11 +141,13 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
 
 
 def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int, spacing: Spacing) -> None:
-    """Chooses the time steps as diffusers' pipelines do; `config` is the configuration that the scheduler is made of.
+    """Lets the scheduler choose its time steps, as diffusers' pipelines do.
+
+    `config`: the configuration from which the scheduler is made.
 
     Raises:
         ModelError: the configuration shifts in a way that is not supported.
-        RecipeError: it does not make `num_steps` steps.
+        RecipeError: the scheduler cannot make `num_steps` steps.
     """
     extra: dict[str, object] = {}
     if spacing.has_even_sigmas and "sigmas" in signature(scheduler.set_timesteps).parameters:
@@ -173,11 +180,11 @@ def draw(
     model: str = "",
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
-    """Latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
+    """The latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
 
-    Rows of `predict` are all conditional samples, then, if guided, the same samples without condition. The noise of
-    sample i depends on (seed, i) and, of several models, on the name of the `model`. `feed_back` is called with every
-    guided prediction, of one row a sample. `on_step(done, total)` shows progress.
+    The rows that `predict` gets are all samples with their conditions and then, if guided, the same samples without.
+    The noise of sample i depends on (seed, i) and, with several models, on the name of the `model`. `feed_back` is
+    called with every guided prediction, one row for each sample. `on_step(done, total)` shows progress.
     """
     scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
     set_times(scheduler, settings.scheduler, settings.steps, spacing)
@@ -212,7 +219,7 @@ def draw(
 def drawn_noise(
     purpose: str, settings: SamplingSettings, num_samples: int, shape: tuple[int, ...], model: str = ""
 ) -> Tensor:
-    """Standard normal noise, (num_samples, *shape), keyed by purpose, seed, sample and the `model`'s name."""
+    """Standard normal noise, (num_samples, *shape), keyed by purpose, seed, sample and the name of the `model`."""
     return normal(
         seed=settings.seed,
         purpose=f"{model}/{purpose}" if model else purpose,
@@ -223,7 +230,7 @@ def drawn_noise(
 
 
 def step_noise(settings: SamplingSettings, model: str = "") -> torch.Generator:
-    """A generator of torch for a scheduler that draws noise, seeded by the settings and the `model`'s name."""
+    """A random generator of torch for a scheduler that draws noise, seeded by the settings and the `model`'s name."""
     seed = settings.seed
     if model:
         seed = int(generator(seed=seed, purpose=f"{model}/steps", step=0, position=0).integers(2**63))
@@ -238,11 +245,12 @@ def _has_learned_variance(scheduler: Scheduler) -> bool:
 
 
 def guided(prediction: Tensor, settings: SamplingSettings, channels: int) -> Tensor:
-    """The guided prediction, a row for each sample, from rows with and then without condition.
+    """The guided prediction, with a row for each sample.
 
-    Without guidance as it is. Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as
-    diffusers scales it. Channels beyond the latents' `channels`, which state variances, come from the prediction with
-    the condition.
+    `prediction`: the rows with condition and then the rows without; without guidance it is returned unchanged.
+
+    It is classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it.
+    Channels beyond the latents' `channels`, which state variances, come from the prediction with the condition.
     """
     if not settings.is_guided:
         return prediction
@@ -256,13 +264,19 @@ def guided(prediction: Tensor, settings: SamplingSettings, channels: int) -> Ten
 def _step(
     scheduler: Scheduler, prediction: Tensor, timestep: Tensor, latents: Tensor, noise: torch.Generator
 ) -> Tensor:
-    """One step of the scheduler; those that draw noise get a generator, which is in the same state on all ranks."""
+    """The latents after one step of the scheduler.
+
+    `noise`: the generator for schedulers that draw noise, in the same state on all ranks.
+    """
     extra = {"generator": noise} if "generator" in signature(scheduler.step).parameters else {}
     return scheduler.step(prediction, timestep, latents, return_dict=False, **extra)[0]
 
 
 class PipelinePredictor:
-    """A denoiser's prediction through the pipeline's sampling schedule; every worker calls it in the same order."""
+    """A function that predicts with a denoiser through the pipeline's sampling schedule.
+
+    Every worker calls it in the same order.
+    """
 
     def __init__(
         self,
@@ -277,11 +291,12 @@ class PipelinePredictor:
         is_everywhere: bool = False,
         size: int = 0,
     ) -> None:
-        """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
+        """Writes the conditions into the store of this rank's stages.
 
-        `lead`: the outputs of the denoiser's frozen layers for this rank's stages, from the times and, where they are
-        here, the noisy latents. `is_everywhere`: every worker holds latents and gets the prediction, not only those
-        that need them. `size`: the number of the samples' size.
+        `conditions`: the tensors that the stages read beside latents and time, by name, (num_rows, ...) each. `lead`: a
+        function that returns the outputs of the denoiser's frozen layers for this rank's stages, from the times and, if
+        this rank has them, the noisy latents. `is_everywhere`: every worker holds latents and gets the prediction, not
+        only workers that need them. `size`: the index of the samples' size.
         """
         self._backbone = backbone
         self._executor = worker.sample(backbone.name)
@@ -311,7 +326,10 @@ class PipelinePredictor:
         return str(self._backbone.estimate) in self._executor.store
 
     def remember(self, estimate: Tensor) -> None:
-        """Keeps an estimate of the clean samples for the next step; (samples, ...) is repeated for all rows."""
+        """Writes an estimate of the clean samples, (samples, ...), into the store for the next step.
+
+        It is repeated for all rows of a sample.
+        """
         copies = self._num_rows // len(estimate)
         self._executor.store.write(
             str(self._backbone.estimate), Range(0, self._num_rows), torch.cat([estimate] * copies)
@@ -319,7 +337,7 @@ class PipelinePredictor:
 
     @property
     def capacity(self) -> int:
-        """The number of rows that the schedule takes at a time."""
+        """The number of rows that one run of the schedule takes."""
         return self._pipeline.num_samples
 
     @property
@@ -329,11 +347,15 @@ class PipelinePredictor:
 
     @property
     def shows(self) -> bool:
-        """Whether this is the one worker that decodes and keeps the pictures."""
+        """Whether this is the worker that decodes and keeps the pictures."""
         return self._worker == self._holders[0]
 
     def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor | None:
-        """See `Predict`. Rows beyond `num_rows` are padding."""
+        """The prediction for every row, (num_rows, ...), on workers that hold latents; None on the others.
+
+        `noisy`: the noisy latents; None on workers that hold none. `timestep`: the time of all rows. The other rows of
+        the schedule are padding.
+        """
         store, rows = self._executor.store, Range(0, self._num_rows)
         latents, times = self._backbone.noisy, self._backbone.timesteps
         if noisy is not None and latents in store:
@@ -351,7 +373,10 @@ class PipelinePredictor:
         return self._exchange({(o.rows.start, o.rows.stop): o.value for o in outputs})
 
     def _exchange(self, outputs: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
-        """Bring the rows of the prediction from the last stage's workers to those that hold latents."""
+        """The rows of the prediction, brought from the last stage's workers to workers that hold latents; else None.
+
+        `outputs`: the rows that this worker has predicted, by (first, end).
+        """
         works: list[Pending] = []
         sent = {rows: value.contiguous() for rows, value in outputs.items()}
         prediction: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Pictures by diffusers' own pipeline, whose transformer is a stand-in without weights.
+"""Draws pictures by diffusers' own pipeline, whose transformer is a stand-in without weights.
 
 Scheduler, guidance and decoding are the pipeline's. It gets numbers of rows in place of states of prompts. The
 stand-in finds them in the arguments of each call, and answers with those rows of a prediction by our layers:
@@ -37,9 +37,9 @@ from diffusionpipe.trainer.inference.denoise import Predict, SamplingSettings, b
 logger = logging.getLogger(__name__)
 
 _MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
-"""How pipelines call the masks of prompts."""
+"""The names of pipelines' arguments for masks of prompts."""
 _POOLED = ("pooled_prompt_embeds",)
-"""Arguments with pooled embeddings of the prompts."""
+"""The names of pipelines' arguments for pooled embeddings of prompts."""
 
 
 def _nothing() -> None:
@@ -48,7 +48,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The pictures that diffusers' pipeline of a folder is to draw: number, size, settings and device."""
+    """An order to draw pictures from a diffusers folder: number, size, settings and device."""
 
     folder: Path
     settings: SamplingSettings
@@ -56,36 +56,41 @@ class Order:
     latents: tuple[int, ...]
     """The shape of one sample's latents."""
     resolution: int
+    """The side of square pictures, in pixels."""
     device: torch.device
     clip: Clip | None = None
-    """The size of a sample that is not a square picture of `resolution`."""
+    """The size of samples that are not square pictures of `resolution`; None for such pictures."""
     variant: str | None = None
     """The variant of the folder's weights that is read; see `stored_weights`."""
     needs_pictures: bool = True
-    """Whether it is an error if there is no memory to decode them; else the drawing ends without them."""
+    """Whether too little memory to decode the pictures is an error; else the drawing ends without pictures."""
     release: Callable[[], None] = _nothing
-    """Frees what is not needed to decode pictures; called before."""
+    """A function that frees memory which decoding does not need; it is called before the pictures are decoded."""
 
 
 @dataclass(slots=True)
 class _StandIn:
-    """A transformer's forward."""
+    """A function in place of a transformer's forward, which answers with predictions by our layers."""
 
     call: PipelineCall
+    """The facts about the pipeline's calls of its transformer."""
     order: Order
     predict: Predict
+    """The function that predicts for all rows."""
     scheduler: Any
     config: Any
+    """The configuration of the transformer."""
     parameters: Mapping[str, Parameter]
-    """Parameters of the forward that it replaces."""
+    """The parameters of the forward that it replaces, by name."""
     num_steps: int = 0
-    """Steps of the scheduler that are done."""
+    """The number of steps that the scheduler has done."""
     seen: Tensor | None = None
-    """Latents whose prediction is kept."""
+    """The latents to which `kept` belongs; None if there is no prediction for this step yet."""
     kept: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The prediction for all rows."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any]:
-        """The prediction for the rows that are asked for."""
+        """The prediction for the rows whose numbers are in the call's arguments, as a tuple of one."""
         named = dict(zip(self.parameters, args, strict=False)) | kwargs
         hidden, text = named[next(iter(self.parameters))], named[self.call.text]
         rows = [int(row.flatten()[0]) for row in text]  # the numbers that `_arguments` has put in place of states
@@ -107,7 +112,7 @@ class _StandIn:
         return (self.call.returns(self.kept[rows], self.config),)
 
     def stepped(self) -> None:
-        """The scheduler has done a step."""
+        """Notes that the scheduler has done a step, so that the kept prediction is no longer used."""
         self.num_steps += 1
         self.seen = None
 
@@ -115,16 +120,16 @@ class _StandIn:
 def draw_by_pipeline(
     order: Order, predict: Predict, *, decodes: bool, on_step: Callable[[int, int], None] | None = None
 ) -> Tensor | None:
-    """Pictures (N, H, W, 3) or clips (N, F, H, W, 3) with values in [0, 1], on the CPU, or None.
+    """Pictures (N, H, W, 3) or clips (N, F, H, W, 3) with values in [0, 1] on the CPU, or None.
 
-    None without `decodes`, which saves the VAE. None too, with a warning, if the order can do without pictures and
-    there is no memory to decode them.
+    Without `decodes` the VAE does not run and the result is None. It is None too, with a warning, if there is no memory
+    to decode the pictures and the order does not need them.
 
     `predict` takes and gives rows as in `denoise.draw`; every rank needs its result. The first noise of sample i
     depends on (seed, i) only.
 
     Raises:
-        RecipeError: the pipeline refuses what it shall draw, or the scheduler.
+        RecipeError: the pipeline refuses the size, the number of steps or the scheduler.
     """
     family = family_of(order.folder)
     call, settings = family.call, order.settings
@@ -158,14 +163,14 @@ def draw_by_pipeline(
 
 
 def _named(order: Order) -> str:
-    """The size of what is drawn."""
+    """The size of the pictures to draw in words, for messages."""
     if order.clip is None:
         return f"{order.resolution} pixels"
     return str(order.clip)
 
 
 def check_pipeline(order: Order) -> None:
-    """Refuses an order that diffusers' pipeline would refuse, by its own loop without the denoiser, in milliseconds.
+    """Refuses an order that diffusers' pipeline would refuse; it runs the pipeline without a denoiser, in milliseconds.
 
     Raises:
         RecipeError: the pipeline refuses the size, the steps or the scheduler.
@@ -174,7 +179,7 @@ def check_pipeline(order: Order) -> None:
 
 
 def _weightless(order: Order, name: str) -> Any:
-    """A component of the folder without weights, which says that it is on the device."""
+    """A component of the folder on the meta device, which claims to be on the order's device in float32."""
     config = component_config(order.folder, name)
     kind = family_of(order.folder).components[name]
     module: nn.Module = module_on_meta(kind, config, source=order.folder / name / "config.json")
@@ -187,7 +192,7 @@ def _weightless(order: Order, name: str) -> Any:
 
 
 def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
-    """Gives the module the stored values of its buffers, e.g. statistics of latents."""
+    """Puts the stored values of its buffers into the module, e.g. statistics of latents."""
     own = [key for key, _ in module.named_buffers()]
     source = stored_weights(order.folder / name, order.variant) if own else None
     for key, value in tensors_of(name, module, source, own).items() if source else ():
@@ -197,11 +202,11 @@ def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
 
 @dataclass(slots=True)
 class _Decoder:
-    """A VAE's `decode` by the folder's weights, read when it is called."""
+    """A function in place of a VAE's `decode`, which reads the folder's weights when it is called."""
 
     order: Order
     has_given_up: bool = False
-    """Whether there was no memory, and the order can do without pictures."""
+    """Whether there was no memory for pictures, which the order does not need."""
 
     def __call__(self, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
         self.order.release()
@@ -217,7 +222,7 @@ class _Decoder:
 
 
 def warn_of_shortage(error: BaseException) -> None:
-    """Logs a warning that there is no memory to decode pictures, and that training continues."""
+    """Logs a warning that there is no memory to decode pictures, and that training continues without them."""
     logger.warning(
         'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
         'leave more memory free"; training continues',
@@ -226,7 +231,7 @@ def warn_of_shortage(error: BaseException) -> None:
 
 
 def _watch(scheduler: Any, stand_in: _StandIn, on_step: Callable[[int, int], None] | None) -> None:
-    """Tells of the scheduler's steps."""
+    """Replaces the scheduler's `step` by one that also tells the stand-in and `on_step` of each step."""
     step = scheduler.step
 
     @wraps(step)  # pipelines look at the signature of `step`
@@ -241,7 +246,7 @@ def _watch(scheduler: Any, stand_in: _StandIn, on_step: Callable[[int, int], Non
 
 
 def _pipeline(folder: Path, parts: Mapping[str, Any]) -> Any:
-    """The folder's pipeline with these parts, without all others, and with the folder's settings."""
+    """The folder's pipeline with the components `parts` and without all others, with the folder's settings."""
     import diffusers
 
     index = model_index(folder)
@@ -258,7 +263,7 @@ def _pipeline(folder: Path, parts: Mapping[str, Any]) -> Any:
 
 
 def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any]:
-    """The arguments with which the pipeline is called."""
+    """The arguments with which the pipeline is called to draw the order, by name."""
     settings, device, count = order.settings, order.device, order.num_samples
     noise = normal(seed=settings.seed, purpose="sampling", step=0, positions=range(count), shape=order.latents)
     # (2, samples, 1, 1): the numbers of the rows with their conditions, then without.

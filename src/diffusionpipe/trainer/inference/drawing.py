@@ -1,8 +1,8 @@
-"""Pictures from prompts or labels: conditions in, denoised latents, decoded pictures out.
+"""Draws pictures from prompts or labels: makes conditions, denoises latents, and decodes pictures.
 
-Here through the pipeline that trains; `folder_drawing` does it in one process from a diffusers folder,
-`ranks_drawing` over several ranks, and `cascade_drawing` with several models, each of which enlarges what the one
-before has drawn.
+This module draws through the pipeline that trains; `folder_drawing` draws in one process from a diffusers folder,
+`ranks_drawing` over several ranks, and `cascade_drawing` with several models, each of which enlarges the pictures of
+the one before.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.setup.session import Session
 
 MOVING = ("noisy", "timesteps", ESTIMATE)
-"""The tensors that change from one denoising step to the next."""
+"""The names of the tensors that change from one denoising step to the next."""
 
 Picture = NDArray[np.uint8]
-"""(H, W, 3), a clip (F, H, W, 3)."""
+"""The uint8 levels of a picture, (H, W, 3), or of a clip, (F, H, W, 3)."""
 _PICTURE = 3
-"""The number of dimensions of a picture's tensor."""
+"""The number of dimensions of a picture's array."""
 _FRAMES_SHOWN = 4
 
 
 def still(picture: Picture) -> Picture:
-    """A picture as it is; of a clip up to four frames side by side, from the first to the last, (H, up to 4 W, 3)."""
+    """A picture itself, or up to four frames of a clip side by side, from the first to the last, (H, up to 4 W, 3)."""
     if picture.ndim == _PICTURE:
         return picture
     count = min(_FRAMES_SHOWN, len(picture))
@@ -55,15 +55,15 @@ def still(picture: Picture) -> Picture:
 
 
 def decode(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture]:
-    """Pictures as uint8 levels from latents, through the folder's own VAE.
+    """The pictures of latents as uint8 levels, decoded by the folder's own VAE.
 
-    For families that diffusers' own pipeline draws, `latents` are decoded pictures already.
+    For families that diffusers' own pipeline draws, `latents` are decoded pictures with values in [0, 1] already.
     """
     return in_levels(latents if family_of(folder).call is not None else decode_exactly(folder, latents, variant))
 
 
 def decoded_if_possible(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture] | None:
-    """Pictures as uint8 levels from latents; None, with a warning, where this rank has no memory to decode them."""
+    """The pictures of latents as uint8 levels; None, with a warning, if this rank has no memory to decode them."""
     try:
         return decode(folder, latents, variant)
     except (RuntimeError, MemoryError) as error:
@@ -77,12 +77,12 @@ def decoded_if_possible(folder: Path, latents: Tensor, variant: str | None = Non
 
 
 def in_levels(values: Tensor) -> list[Picture]:
-    """Pictures as uint8 levels from values in [0, 1]; (N, H, W, 3), or clips (N, F, H, W, 3)."""
+    """Pictures as uint8 levels from values in [0, 1], (N, H, W, 3), or clips, (N, F, H, W, 3)."""
     return [picture.numpy() for picture in (values * 255).round().byte()]
 
 
 def decode_exactly(folder: Path, latents: Tensor, variant: str | None = None) -> Tensor:
-    """The pictures of latents with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU.
+    """The pictures of latents, (N, H, W, 3) with values in [0, 1] on the CPU, before they are rounded to 256 levels.
 
     Latents of a model without a VAE are the pictures themselves.
     """
@@ -106,15 +106,15 @@ def latents_in_session(
     size: int = 0,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
-    """Latents of one of the session's models on the ranks that hold them; None on others, and in groups that draw none.
+    """The latents of samples that one of the session's models draws, on ranks that hold them; None on other ranks.
 
-    Where diffusers' pipeline draws, decoded pictures on the first rank, or None without memory for them.
+    Where diffusers' pipeline draws, the result is decoded pictures on the first rank, or None without memory for them.
 
-    `small`: the small pictures that the model reads. `size`: the number of the samples' size. `on_step` is called with
-    the denoising steps done and all of them.
+    `small`: the small pictures that the model reads; None for other models. `size`: the index of the samples' size.
+    `on_step` is called with the number of denoising steps done and the number of all.
 
-    The first pipeline draws. Other data-parallel groups draw the same only where the groups share its parameters, so
-    that these are gathered together.
+    The first pipeline draws. Other data-parallel groups get None, unless the groups share its parameters: then all draw
+    the same, so that they gather the parameters together.
     """
     worker = session.worker
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
@@ -164,9 +164,9 @@ def drawn_by_stages(
     is_shown: bool = True,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
-    """The latents or pictures that `drawn` returns, predicted through the stages of a pipeline.
+    """The latents or pictures that `drawn` returns, with predictions through the stages of a pipeline.
 
-    `is_shown`: the pipeline's first worker decodes.
+    `is_shown`: whether the pipeline's first worker decodes them.
     """
     return drawn(
         order,
@@ -183,7 +183,7 @@ def drawn_by_stages(
 def _conditions(
     member: "Member", graph: LayerGraph, wish: SampleRequest, settings: SamplingSettings, small: Tensor | None
 ) -> dict[str, Tensor]:
-    """The raw inputs of conditions, named as in the graph of all models."""
+    """The raw inputs of the conditions of one model, named as in the graph of all models."""
     raw = with_mask(raw_conditions(wish, graph, member.folder, settings))
     if small is not None:
         raw |= small_conditions(small, member.graph, member.folder, settings, member.name)
@@ -202,10 +202,11 @@ def drawn(
     on_step: Callable[[int, int], None] | None = None,
     crew: BlockRanks = ALONE,
 ) -> Tensor | None:
-    """Latents by our loop, or pictures (N, H, W, 3) in [0, 1] by diffusers' pipeline, as the model's family wants it.
+    """The latents of samples by our loop, or pictures (N, H, W, 3) in [0, 1] by diffusers' pipeline.
 
-    None on ranks that hold no latents or decode none. `feed_back` gets the last estimate, for a denoiser that reads it.
-    `is_shown`: this rank decodes. `crew`: the ranks that share the steps, where these are computed at the same time.
+    The model's family decides between the two. Ranks that hold no latents, or decode no pictures, get None. `feed_back`
+    is called with each step's estimate, for a denoiser that reads it. `is_shown`: this rank decodes. `crew`: the ranks
+    that share the steps, if these are computed at the same time.
     """
     if order.settings.tolerance is not None:
         refined = latents_in_time(
@@ -240,14 +241,17 @@ def drawn(
 
 
 def with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The raw inputs, and a 1 for each row that says that a denoiser reads its own estimate."""
+    """The raw inputs, and for each row a 1 as `CONDITIONED`: the denoiser reads its own estimate, if it reads any."""
     return {**raw, CONDITIONED: torch.ones(len(next(iter(raw.values()))))}
 
 
 def _remembered(
     graph: LayerGraph, remember: Callable[[Tensor], None], prediction: Tensor, noisy: Tensor, timestep: Tensor
 ) -> None:
-    """`FeedBack` of a denoiser that reads its own estimate: the estimate of a guided prediction."""
+    """Hands the estimate of the clean samples, made from a guided prediction, to `remember`.
+
+    It is the `FeedBack` of a denoiser that reads its own estimate.
+    """
     objective = graph.components["objective"]
     assert isinstance(objective, Objective)
     times = timestep.to(noisy.device).expand(len(noisy))
@@ -256,27 +260,27 @@ def _remembered(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """The rows at a time and the precision with which rows go through the denoiser; equal ones give equal bits."""
+    """The number of rows that go through the denoiser at a time, and their precision; equal ones give equal bits."""
 
     rows: int | None = None
-    """Rows at a time, the last ones filled up; None: all."""
+    """The number of rows at a time, the last ones filled up; None: all rows at once."""
     precision: RecipePrecision = RecipePrecision.FLOAT32
 
     @property
     def narrow(self) -> torch.dtype | None:
-        """The dtype of autocast, bfloat16, or None without autocast."""
+        """The dtype of autocast, bfloat16; None without autocast."""
         return torch.bfloat16 if self.precision is RecipePrecision.BFLOAT16 else None
 
     def context(self, device: torch.device) -> torch.autocast:
-        """A context of torch's autocast for layers on the device, which does nothing where they compute in float32."""
+        """A context of torch's autocast for the device; it does nothing where layers compute in float32."""
         is_narrow = self.narrow is not None
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=False)
 
 
 PLAIN = Arithmetic()
-"""All rows at once, in float32."""
+"""The arithmetic with all rows at once, in float32."""
 
 
 def spacing_of(graph: LayerGraph) -> Spacing:
-    """The facts about this model by which its time steps are spaced."""
+    """The facts about a model by which diffusers' pipeline spaces its time steps."""
     return Spacing(num_tokens=graph.num_tokens, has_even_sigmas=graph.has_even_sigmas)

@@ -1,4 +1,4 @@
-"""Latents of pictures whose denoising steps are computed at the same time; see `parallel_in_time`."""
+"""Draws latents of pictures whose denoising steps are computed at the same time; see `parallel_in_time`."""
 
 import logging
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def check_ranks(settings: SamplingSettings, ranks: int) -> None:
     """Refuses more ranks than there are blocks of denoising steps.
 
     Raises:
-        RecipeError: there are too many.
+        RecipeError: there are too many ranks.
     """
     count = len(blocks_of(settings.steps))
     if ranks > count:
@@ -73,7 +73,7 @@ def latents_in_time(
     model: str = "",
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """Latents of new samples, (num_samples, *latent_shape), on every rank, whose steps are computed at the same time.
+    """The latents of new samples on every rank, (num_samples, *latent_shape), with steps computed at the same time.
 
     `crew`: the ranks that share the blocks of steps. `predict` and noise are as in `denoise.draw`.
 

@@ -1,4 +1,4 @@
-"""Rows that go through layers a few at a time: a product of matrices rounds by its number of rows."""
+"""Runs rows through layers a fixed number at a time: a product of matrices rounds by its number of rows."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,9 +10,9 @@ Run = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 def in_parts(run: Run, inputs: Mapping[str, Tensor], size: int | None) -> dict[str, Tensor]:
-    """The results of `run` for all rows by name, computed on `size` rows at a time; None: on all at once.
+    """The results of `run` for all rows by name, computed on `size` rows at a time; with None on all rows at once.
 
-    The last part is filled up with copies of its last row, which are cut off again.
+    The last part is filled up with copies of its last row. Their results are cut off.
 
     >>> ones = {"x": torch.ones(5, 2)}
     >>> in_parts(lambda part: {"count": torch.full((len(part["x"]),), len(part["x"]))}, ones, 2)

@@ -1,4 +1,4 @@
-"""Pictures from a diffusers folder, in one process: `sample` draws so, and examples and tests compare with it."""
+"""Draws pictures from a diffusers folder in one process, as `sample` does; examples and tests compare with it."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -51,17 +51,20 @@ logger = logging.getLogger(__name__)
 
 
 class Predictor:
-    """A denoiser's prediction in one process; it keeps the last estimate for a denoiser that reads it."""
+    """Predicts with a denoiser in one process, and keeps the last estimate for a denoiser that reads it."""
 
     def __init__(
         self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic, times: torch.dtype | None
     ) -> None:
-        """`times`: of the times that the stage reads; None: as the scheduler gives them."""
+        """Takes the denoiser's layers and their conditions, tensors by name with a row for each predicted row.
+
+        `times`: the type of the times that the denoiser reads; None: as the scheduler gives them.
+        """
         self._stage, self._conditions, self._arithmetic, self._times = stage, conditions, arithmetic, times
         self._estimate: Tensor | None = None
 
     def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor:
-        """The prediction of the denoiser for noisy samples at a time step; see `denoise.Predict`."""
+        """The prediction of the denoiser for each row of the noisy samples at a time step."""
         assert noisy is not None
         times = timestep.to(noisy.device, self._times or timestep.dtype).expand(len(noisy))
         inputs = {"noisy": noisy, "timesteps": times}
@@ -72,9 +75,9 @@ class Predictor:
         return self.predicted(inputs)
 
     def predicted(self, moving: Mapping[str, Tensor], rows: Tensor | None = None) -> Tensor:
-        """The prediction for these latents, times and estimates by name.
+        """The prediction of the denoiser for latents, times and estimates, which `moving` has by name.
 
-        `rows`: the numbers of their rows, None for all.
+        `rows`: the indices of their rows among all; None if they are all rows.
         """
         given = self._conditions if rows is None else {key: value[rows] for key, value in self._conditions.items()}
         with self._arithmetic.context(moving["noisy"].device):
@@ -86,7 +89,7 @@ class Predictor:
         return ESTIMATE in self._stage.reads
 
     def remember(self, estimate: Tensor) -> None:
-        """Keeps an estimate of the clean samples for the next step; it is repeated for every row of a sample."""
+        """Keeps an estimate of the clean samples, which the denoiser reads at the next step in all rows of a sample."""
         self._estimate = estimate
 
 
@@ -96,25 +99,26 @@ class Source:
 
     folder: Path
     resolution: int
-    """Side of the pictures, in pixels."""
+    """The side of the pictures, in pixels."""
     adapters: Path | None = None
-    """A folder with the file of adapters that diffusers writes, to be added to the components that it names."""
+    """A folder with a file of adapters in diffusers' format, which are added to the components that it names; None
+    without."""
     name: str = ""
-    """Name of the model among several."""
+    """The name of the model among several; "" for one model."""
     small: int | None = None
-    """Side of the small pictures that it reads; None: it reads none."""
+    """The side of the small pictures that the model reads; None if it reads none."""
     clip: Clip | None = None
-    """The size of a sample that is not a square picture of `resolution`."""
+    """The size of samples that are not square pictures of `resolution`; None for such pictures."""
     captions: CaptionReading = WHOLE
-    """How texts are read."""
+    """The way in which texts are read."""
     variant: str | None = None
     """The variant of the folder's weights that is read; see `stored_weights`."""
     frozen: FrozenStore = None
-    """The form in which linear layers are stored, as a recipe's `frozen_dtype` says it."""
+    """The form in which linear layers are stored, as a recipe's `frozen_dtype` states it."""
 
     @property
     def low(self) -> LowResolution | None:
-        """The side of the small pictures that the model reads, with the largest noise; None: it reads none."""
+        """The side of the small pictures that the model reads, with the largest noise; None if it reads none."""
         return None if self.small is None else LowResolution(resolution=self.small, augmentation=1.0)
 
 
@@ -132,7 +136,7 @@ def draw_from_folder(
     arithmetic: Arithmetic = PLAIN,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
-    """Pictures or clips of one model in a diffusers folder, as uint8 levels, drawn in one process.
+    """The pictures or clips that one model in a diffusers folder draws in one process, as uint8 levels.
 
     Raises:
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
@@ -156,10 +160,12 @@ def latents_from_folder(
     on_step: Callable[[int, int], None] | None = None,
     crew: BlockRanks = ALONE,
 ) -> Tensor:
-    """Latents of the wished samples from a diffusers folder in one process; pictures, where diffusers' pipeline draws.
+    """The latents of the wished samples, drawn from a diffusers folder in one process.
 
-    `small`: the small pictures that the model reads. `crew`: this and other processes that do the same, and share the
-    steps where these are computed at the same time.
+    Where diffusers' pipeline draws, they are pictures with values in [0, 1].
+
+    `small`: the small pictures that the model reads; None for other models. `crew`: this process and others that call
+    it too, and share the steps if these are computed at the same time.
 
     Raises:
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
@@ -173,28 +179,30 @@ def latents_from_folder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSource:
-    """A folder's model on the meta device, and the raw inputs of the pictures that it is to draw."""
+    """A folder's model on the meta device, and the raw inputs of the samples that it is to draw."""
 
     source: Source
+    """The folder, with the settings for drawing from it."""
     graph: LayerGraph
     """The graph of the model, on the meta device until layers are materialized."""
     raw: Mapping[str, Tensor]
-    """The raw inputs of the conditions."""
+    """The raw inputs of the conditions, by name."""
     frozen: tuple[Layer, ...]
-    """The layers that make the conditions."""
+    """The layers that make the conditions, such as text encoders."""
     trained: tuple[Layer, ...]
     """The layers of the denoiser, and of the ControlNet that steers it."""
     objective: ObjectiveSettings
+    """The quantity that the denoiser predicts."""
 
     @property
     def denoiser(self) -> str:
-        """The name of the component that predicts."""
+        """The name of the denoiser's component."""
         return self.trained[-1].component
 
     def store(self) -> None:
-        """Puts layers of a narrow form in place of linear ones, as `source.frozen` says.
+        """Replaces linear layers by layers that store their weights in few bits, as `source.frozen` says.
 
-        Before anything is materialized.
+        It is called before layers get their weights.
         """
         flags = [(p, p.requires_grad) for one in self.graph.components.values() for p in one.parameters()]
         for parameter, _ in flags:  # `store` replaces frozen layers only
@@ -204,9 +212,9 @@ class OpenedSource:
             parameter.requires_grad_(is_trained)
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
-        """The tensors by name that the denoiser reads beside latents and times, a row for each row of the raw inputs.
+        """The tensors by name that the denoiser reads beside latents and times, each with the rows of the raw inputs.
 
-        The encoders have their weights as long as this takes.
+        The encoders get their weights for this, and lose them at the end.
         """
         self.materialize(self.frozen, device, arithmetic)
         fed = {name for layer in self.trained for name in layer.reads} - set(MOVING)
@@ -218,9 +226,10 @@ class OpenedSource:
         return found
 
     def materialize(self, layers: Collection[Layer], device: torch.device, arithmetic: Arithmetic) -> None:
-        """Gives the layers their weights, also adapters, in no more bytes than it takes to compute the same bits.
+        """Gives the layers their weights on the device, with adapters, in the fewest bytes that give the same bits.
 
-        In bfloat16 factors are stored as autocast reads them; in float32 they stay as narrow as the folder has them.
+        With bfloat16, factors of matrix products are stored as autocast reads them; with float32 they keep the folder's
+        type if it is narrower.
 
         Raises:
             ModelError: a weight is missing, or the adapters are not of that model.
@@ -246,7 +255,9 @@ class OpenedSource:
                 load_adapters(self.graph.components[adapted], adapters, adapted)
 
     def predictor(self, device: torch.device, arithmetic: Arithmetic, kind: type[Predictor] = Predictor) -> Predictor:
-        """The denoiser on the device, with its weights and the conditions of the pictures; `kind` is the class to make.
+        """The denoiser on the device, with its weights and the conditions of the samples, as a predictor.
+
+        `kind`: the class of the predictor.
 
         Raises:
             ModelError: a weight is missing, or the adapters are not of that model.
@@ -268,9 +279,9 @@ class OpenedSource:
         on_step: Callable[[int, int], None] | None = None,
         crew: BlockRanks = ALONE,
     ) -> Tensor:
-        """Latents of `num_samples` samples, or pictures by diffusers' pipeline.
+        """The latents of `num_samples` samples, or pictures with values in [0, 1] where diffusers' pipeline draws.
 
-        The denoiser's weights are gone after this.
+        The denoiser's weights are freed at the end.
         """
         remember = predict.remember if predict.reads_estimate else None
         order = self.order(settings, num_samples, device)
@@ -282,7 +293,11 @@ class OpenedSource:
         return found
 
     def _adapted(self, folder: Path) -> set[str]:
-        """The components with adapters in a folder's file. Raises ModelError for adapters of other components."""
+        """The names of the components that have adapters in a folder's file.
+
+        Raises:
+            ModelError: it has adapters of components that this model lacks, or none.
+        """
         found = set(adapted_components(folder))
         if not found or not found <= self.graph.components.keys():
             raise ModelError(
@@ -292,7 +307,7 @@ class OpenedSource:
         return found
 
     def order(self, settings: SamplingSettings, num_samples: int, device: torch.device) -> Order:
-        """The number, size and settings of the pictures to draw, for `drawn`."""
+        """The number, size and settings of the samples to draw, as an order for `drawn`."""
         return Order(
             folder=self.source.folder,
             variant=self.source.variant,
@@ -316,7 +331,8 @@ def open_source(
 ) -> OpenedSource:
     """A folder's model on the meta device, with the raw inputs of the wished samples.
 
-    `small`: the small pictures that the model reads. `tells`: rank 0 warns of prompts that are longer than it reads.
+    `small`: the small pictures that the model reads; None for other models. `tells`: rank 0 warns of prompts that are
+    longer than the text encoders read.
 
     Raises:
         ModelError: the folder is not one of a supported model.
@@ -356,7 +372,7 @@ def open_source(
 
 
 def graph_of(source: Source) -> LayerGraph:
-    """The layers of a folder's model on the meta device, built for the size of the pictures to draw.
+    """The layer graph of a folder's model on the meta device, built for the size of the samples to draw.
 
     Raises:
         ModelError: the folder is not one of a supported model, or a narrow export is given adapters.
@@ -376,9 +392,10 @@ def graph_of(source: Source) -> LayerGraph:
 
 
 def _put_exported(source: Source, graph: LayerGraph) -> None:
-    """Puts layers of a narrow export in place, where the folder is one.
+    """Replaces the layers that a narrow export stores in few bits, if the folder is such an export.
 
-    Raises ModelError for adapters, which belong to the wide model, and for a file that cannot be read.
+    Raises:
+        ModelError: there are adapters, which belong to the wide model, or a file cannot be read.
     """
     for name in family_of(source.folder).components:
         path = source.folder / name / "config.json"

@@ -3,7 +3,7 @@
     captions ──> text encoder ──> conditions ─────────────> stages        once
     time     ──> layers without weights, or before all adapters ──> stages    at every time step
 
-The second ones belong to no stage, because nothing of theirs is trained.
+The denoiser's first layers belong to no stage, because nothing in them is trained.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,25 +20,27 @@ from diffusionpipe.runtime.weights.bringing import BroughtLayer, brought
 from diffusionpipe.trainer.inference.fixed_batches import in_parts
 
 Lead = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""A function of times and, where they are here, noisy latents: the outputs of leading layers for a rank's stages."""
+"""A function of the times and, on ranks that hold them, the noisy latents, by name: it returns the outputs of leading
+layers, the denoiser's first frozen ones, for a rank's stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPart:
-    """The outputs of frozen layers for a rank's stages: conditions, and layers to be run at every time step."""
+    """The outputs of frozen layers for a rank's stages, and the frozen layers that run at every time step."""
 
     graph: LayerGraph
+    """The layer graph to which the layers belong."""
     tensors: Mapping[str, Tensor]
-    """The conditions of the samples, which are the same at every time step."""
+    """The conditions of the samples by name, which are the same at every time step."""
     lead: tuple[Layer, ...]
-    """Layers of the denoiser that see latents or times, to be run at every time step; more than none with adapters."""
+    """The frozen layers of the denoiser that read latents or times, to be run at every time step."""
     led: frozenset[str]
-    """The outputs of leading layers that the stages read."""
+    """The names of the outputs of these layers that the stages read."""
 
     def leader(self, autocast: AbstractContextManager[object], rows: int) -> Lead | None:
-        """A function that runs the denoiser's first frozen layers, `rows` rows at a time; None where there are none.
+        """A function that runs the denoiser's frozen layers, `rows` rows at a time; None where there are none.
 
-        It takes the times and latents by name, and returns the outputs that the stages read.
+        It takes the times and latents by name, and returns by name the outputs that the stages read.
         """
         reads = {name for layer in self.lead for name in layer.reads}
         given = {name: tensor for name, tensor in self.tensors.items() if name in reads}  # the others may be freed
@@ -61,10 +63,10 @@ def frozen_part(
     changing: Collection[str],
     weights: Mapping[str, BroughtLayer] = MappingProxyType({}),
 ) -> FrozenPart:
-    """Computes the tensors among `names` that follow from the given ones, and finds the layers that make the others.
+    """The tensors among `names` that frozen layers make of the given ones, and the layers that make the others.
 
-    `changing`: the names of latents and times, which change from one denoising step to the next. `weights`: of the
-    layers whose weights are elsewhere while they do not run.
+    `changing`: the names of latents and times, which change from one denoising step to the next. `weights`: the layers
+    whose weights are elsewhere while they do not run, by name.
     """
     moving = set(changing)
     lead, before = [], []

@@ -1,4 +1,4 @@
-"""Pictures with holes that a model fills: its inputs from them, and their known pixels in the drawn pictures."""
+"""Pictures with holes for an inpainting model: makes its inputs, and puts known pixels into drawn pictures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ from diffusionpipe.trainer.inference.denoise import SamplingSettings, drawn_nois
 
 @dataclass(frozen=True, slots=True)
 class KnownPixels:
-    """The file of a picture that is known but for its hole, and the file of the hole's mask."""
+    """The file of a picture that is known except for its hole, and the file of the hole's mask."""
 
     picture: Path
-    """The file of the picture; a clip has it as its first frame, and all other frames are a hole."""
+    """The path of the picture; for a clip it is the first frame, and all other frames are the hole."""
     mask: Path | None = None
-    """White in the hole; None: the picture has none, as the first frame of a clip."""
+    """The path of the mask, which is white in the hole; None: the picture has no hole, as the first frame of a clip."""
 
 
 def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tuple[KnownPixels, ...]:
-    """A picture with its mask for each of `count` samples; one of either serves all; () where none is given.
+    """The picture and its mask for each of `count` samples; () where no pictures and masks are given.
 
     Raises:
-        RecipeError: there are neither one nor `count` of them, or a file is missing.
+        RecipeError: the number of pictures or masks is neither 1, for all samples, nor `count`, or a file is missing.
     """
     if not pictures and not masks:
         return ()
@@ -52,10 +52,10 @@ def known_of(pictures: Sequence[Path], masks: Sequence[Path], count: int) -> tup
 
 
 def known_conditions(known: Sequence[KnownPixels], graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
-    """The raw inputs by name of a model that fills holes: pictures, masks and noise; each row twice, if guided.
+    """The raw inputs by name of an inpainting model: pictures, masks and noise; if guided, each row is there twice.
 
     Raises:
-        PictureError: a picture or a mask cannot be read, or do not belong together.
+        PictureError: a picture or a mask cannot be read, or the two do not fit together.
     """
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     channels, *frames, height, width = shapes["pixels"]
@@ -72,16 +72,16 @@ def known_conditions(known: Sequence[KnownPixels], graph: LayerGraph, settings: 
 
 
 def _first_of(values: Tensor, other: float, frames: int) -> Tensor:
-    """Values (B, C, H, W) as the first frame, and another value in all frames after it, (B, C, F, H, W)."""
+    """Clips (B, C, F, H, W) with `values`, (B, C, H, W), as first frame and the number `other` in all later frames."""
     clip = torch.full((*values.shape[:2], frames, *values.shape[2:]), other, dtype=values.dtype)
     clip[:, :, 0] = values
     return clip
 
 
 def with_known(pictures: Sequence[NDArray[np.uint8]], known: Sequence[KnownPixels]) -> list[NDArray[np.uint8]]:
-    """The drawn pictures with the known pixels in their places, bit for bit; `known` () changes none.
+    """The drawn pictures with the known pixels in their places, bit for bit; unchanged where `known` is ().
 
-    Pictures are (H, W, 3) each, clips (F, H, W, 3), whose first frame has known pixels.
+    Pictures are (H, W, 3). Of a clip, (F, H, W, 3), only the first frame has known pixels.
 
     Raises:
         PictureError: a picture or a mask cannot be read.
@@ -100,7 +100,10 @@ def _over(picture: NDArray[np.uint8], known: KnownPixels) -> NDArray[np.uint8]:
 
 
 def _read(known: KnownPixels, size: Size, channels: int) -> tuple[Tensor, Tensor]:
-    """The levels of a picture, (C, H, W), and its mask, (1, H, W)."""
+    """The levels of a picture, (C, H, W), and its mask, (1, H, W), cut to the width and height `size`.
+
+    The mask is 0 everywhere if there is no mask file.
+    """
     levels = load_levels(known.picture, size=size, channels=channels)
     if known.mask is None:
         return levels, torch.zeros(1, size[1], size[0])

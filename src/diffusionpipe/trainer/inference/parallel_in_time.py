@@ -1,4 +1,4 @@
-"""Pictures whose denoising steps are computed at the same time, in blocks, until they hardly change any more.
+"""Draws pictures whose denoising steps are computed at the same time, in blocks, until they hardly change any more.
 
 `timing.in_time` has the algorithm and its schedule of ticks. Here it meets a denoiser: each block holds the sample at
 its start, refined in every refinement. The sample that a block hands to the next one is
@@ -24,11 +24,11 @@ from diffusionpipe.ir import Range
 from diffusionpipe.timing.in_time import blocks_of, is_evaluated, place_of
 
 ONE_STEP = ("DDIMScheduler", "FlowMatchEulerDiscreteScheduler")
-"""The schedulers that can be used, whose step depends on nothing but the sample, the prediction and both times."""
+"""The supported schedulers, whose step depends only on the sample, the prediction and both times."""
 
 
 class Walk(Protocol):
-    """The times of a drawing, and one step of its scheduler from any of them to any later one."""
+    """The times of a drawing, and the scheduler's step from any time to any later one."""
 
     @property
     def timesteps(self) -> Tensor:
@@ -36,7 +36,10 @@ class Walk(Protocol):
         ...
 
     def step(self, prediction: Tensor, sample: Tensor, start: int, stop: int) -> Tensor:
-        """The sample at the start of step `stop`, or at the end, from the sample at the start of step `start`."""
+        """The sample at the start of step `stop`, or at the end, after one step from the start of step `start`.
+
+        `prediction`, `sample`: at the start of step `start`.
+        """
         ...
 
 
@@ -48,6 +51,7 @@ class DdimWalk:
     """
 
     timesteps: Tensor
+    """The time of each step, as the denoiser reads it, (steps,)."""
     before: Tensor
     """The cumulative alpha at the start of each step, (steps,)."""
     after: Tensor
@@ -55,10 +59,10 @@ class DdimWalk:
     prediction: str = "epsilon"
     """The quantity that the denoiser predicts: "epsilon", "v_prediction" or "sample"."""
     clip: float | None = None
-    """The largest value of a clean sample; None: any."""
+    """The largest magnitude of a number in a clean sample; None for no limit."""
 
     def step(self, prediction: Tensor, sample: Tensor, start: int, stop: int) -> Tensor:
-        """The sample at the start of step `stop` from the sample at the start of step `start`."""
+        """The sample at the start of step `stop`, after one step from the start of step `start`."""
         now, then = (values.to(sample.dtype) for values in (self.before[start], self.after[stop - 1]))
         signal, sigma = now**0.5, (1 - now) ** 0.5
         match self.prediction:
@@ -78,21 +82,22 @@ class FlowWalk:
     """The times and noise levels of a drawing by Euler along a flow, and its step."""
 
     timesteps: Tensor
+    """The time of each step, as the denoiser reads it, (steps,)."""
     sigmas: Tensor
     """The noise level at the start of each step and at the end, (steps + 1,)."""
 
     def step(self, prediction: Tensor, sample: Tensor, start: int, stop: int) -> Tensor:
-        """The sample at the start of step `stop` from the sample at the start of step `start`."""
+        """The sample at the start of step `stop`, after one step from the start of step `start`."""
         return sample + (self.sigmas[stop] - self.sigmas[start]).to(sample.dtype) * prediction
 
 
 def walk_of(scheduler: object) -> Walk:
-    """A scheduler's times after its `set_timesteps`, with its step from any of them to any later one.
+    """The times of a scheduler, after its `set_timesteps`, and its step from any time to any later one.
 
-    Known are DDIM without noise and Euler along a flow.
+    DDIM without noise and Euler along a flow are supported.
 
     Raises:
-        RecipeError: it is another scheduler, or an option makes its steps depend on more than the sample and times.
+        RecipeError: it is another scheduler, or an option makes its steps depend on more than sample and times.
     """
     check_scheduler(scheduler)
     config, name = scheduler.config, type(scheduler).__name__  # type: ignore[attr-defined]  # diffusers has no types
@@ -113,7 +118,7 @@ def check_scheduler(scheduler: object) -> None:
     """Refuses a scheduler whose steps cannot be computed at the same time.
 
     Raises:
-        RecipeError: names it, and one that fits, or the option that must be off.
+        RecipeError: names the scheduler and one that fits, or the option that must be off.
     """
     name, config = type(scheduler).__name__, getattr(scheduler, "config", {})
     if name not in ONE_STEP:
@@ -133,19 +138,23 @@ def check_scheduler(scheduler: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlockRanks:
-    """The number of this rank, and of the ranks that share the blocks of denoising steps."""
+    """The ranks that share the blocks of denoising steps, and the number of this rank among them."""
 
     rank: int = 0
+    """The number of this rank."""
     ranks: int = 1
+    """The number of ranks."""
 
     def owns(self, block: int) -> bool:
-        """Whether this rank computes the block: every `ranks`-th one from its own number on."""
+        """Whether this rank computes the block with this number: the ranks take blocks in turn."""
         return block % self.ranks == self.rank
 
     def share(self, sample: Tensor | None, block: int, like: Tensor) -> Tensor:
-        """The sample of the rank that owns the block, on every rank; all ranks call it, others with None.
+        """The sample that the owner of the block has, on every rank.
 
-        `like`: a tensor of its shape and type.
+        All ranks call it, others than the owner with None.
+
+        `like`: a tensor with the sample's shape and type.
         """
         if self.ranks == 1:
             assert sample is not None
@@ -165,27 +174,29 @@ class Refined:
     """A drawn sample, the refinements that it took, and the number of evaluations of the denoiser."""
 
     sample: Tensor
+    """The drawn sample."""
     refinements: int
+    """The number of refinements until it hardly changed."""
     in_turn: int
-    """Evaluations one after the other where each block has a rank: ticks of the schedule."""
+    """The number of evaluations one after the other if each block had a rank: ticks of the schedule."""
     on_this_rank: int
-    """Evaluations that this rank has made."""
+    """The number of evaluations that this rank has made."""
     total: int
-    """Evaluations of all ranks together."""
+    """The number of evaluations of all ranks together."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """The samples of a block. Mutable."""
+    """The samples of a block of steps, which change in each refinement. It is mutable."""
 
     start: Tensor | None = None
-    """The sample at its start, as refined last."""
+    """The sample at its start, from the last refinement; None before the first."""
     inner: Tensor | None = None
-    """The sample after the steps that it has made in this refinement."""
+    """The sample after the steps that the block has made in this refinement."""
     coarse: Tensor | None = None
-    """G of its start in this refinement."""
+    """G of the start in this refinement: one step over the whole block."""
     fine: Tensor | None = None
-    """F of its start in the refinement that it has ended last."""
+    """F of the start in the refinement that has ended last: the steps of the block."""
     handed: Tensor | None = None
     """The sample for the start of the next block."""
 
@@ -200,11 +211,13 @@ def draw_in_time(
     on_refined: Callable[[int, Tensor], None] | None = None,
     on_tick: Callable[[int, int], None] | None = None,
 ) -> Refined:
-    """The sample at the end of a walk from `first`, refined until its mean absolute change is below `tolerance`.
+    """The sample at the end of a drawing that begins with `first`, refined until its mean change is below `tolerance`.
 
-    `predict(sample, step)` is the (guided) prediction at the start of a step. With a tolerance of 0 as many refinements
-    are made as there are blocks; the result is then the sequential one. `on_refined(k, sample)` gets each result,
-    `on_tick` the ticks done and the most that there may be.
+    `walk`: the times of the drawing and its steps. The change is a mean of magnitudes.
+
+    `predict(sample, step)` is the (guided) prediction at the start of a step. With a tolerance of 0 the number of
+    refinements is the number of blocks; the result is then the sequential one. `on_refined(k, sample)` is called with
+    each refinement's result, `on_tick` with the ticks done and the largest number that there may be.
     """
     blocks = blocks_of(len(walk.timesteps))
     count, period = len(blocks), len(blocks[0])
@@ -245,7 +258,10 @@ def draw_in_time(
 
 
 def _evaluate(walk: Walk, predict: Callable[[Tensor, int], Tensor], own: _Block, block: Range, inner: int) -> None:
-    """One step of a block; the first one of a refinement also makes the coarse step of the same prediction."""
+    """Runs one step of a block and changes its samples; `inner` is the step's number in the block.
+
+    The first step of a refinement also makes the coarse step, from the same prediction.
+    """
     sample, at = own.start if inner == 0 else own.inner, block.start + inner
     assert sample is not None, "the block before has handed it over"
     prediction = predict(sample, at)

@@ -1,4 +1,4 @@
-"""Pictures from diffusers folders over several ranks, each of which holds a stage of the denoiser.
+"""Draws pictures from diffusers folders over several ranks, each of which holds a stage of the denoiser.
 
     rank 0   encoders, gone ─> stage 0 ──┐                 ┌──> scheduler's step ... ──> VAE
     rank 1   encoders, gone ─> stage 1   └─> tensors ──────┘
@@ -36,15 +36,15 @@ from diffusionpipe.trainer.inference.known_pixels import with_known
 from diffusionpipe.trainer.inference.parallel_in_time import BlockRanks
 
 MakePlan = Callable[[ModelGraph, int, int, int], Plan]
-"""The planning half, handed in from above: (model, number of ranks, rows of all pictures, rows at a time) -> plan."""
+"""A function of the planning half: (model, number of ranks, rows of all pictures, rows at a time) -> plan."""
 
 _MICROBATCHES = 32
-"""Most micro-batches of a denoising step: more hardly shorten it."""
+"""The largest number of micro-batches of a denoising step: more hardly shorten it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The job whose ranks draw, the function that plans for them, and the arithmetic."""
+    """The job whose ranks draw, the function that makes their plan, and the arithmetic of the denoiser."""
 
     job: Job
     make_plan: MakePlan
@@ -57,7 +57,9 @@ class Ranks:
 
 
 def rows_together(count: int) -> int:
-    """The rows of a micro-batch, where `count` rows make at most 32; the same on any number of ranks.
+    """The number of rows of a micro-batch, with which `count` rows make at most 32 micro-batches.
+
+    It is the same on any number of ranks.
 
     >>> [rows_together(count) for count in (1, 16, 32, 33, 320)]
     [1, 1, 1, 2, 10]
@@ -73,13 +75,15 @@ def draw_on_ranks(
     *,
     on_step: OnStep | None = None,
 ) -> tuple[list[Picture], ...] | None:
-    """Pictures of each of the models in these folders on rank 0, None on others. Every rank of the job calls it.
+    """The pictures of each of the models in these folders on rank 0; None on other ranks.
+
+    Every rank of the job calls it.
 
     Each model after the first enlarges the pictures of the one before. `settings`: one entry for each model.
 
     Raises:
         ConfigError: a folder, prompts or labels do not suit, or there are too many ranks for the model.
-        PeerError: that was found on another rank only.
+        PeerError: another rank alone has found such a fault.
     """
     drawn: list[list[Picture]] = []
     small: Tensor | None = None
@@ -106,7 +110,7 @@ def _opened(source: Source, wish: SampleRequest, settings: SamplingSettings, sma
 def _latents_in_time(
     source: Source, wish: SampleRequest, settings: SamplingSettings, ranks: Ranks, on_step: OnStep | None
 ) -> Tensor:
-    """Latents on every rank, each of which has the whole denoiser and computes blocks of the steps."""
+    """The latents on every rank, each of which has the whole denoiser and computes blocks of the steps."""
     member = ranks.job.membership
     crew = BlockRanks(member.rank, member.world_size)
     return latents_from_folder(
@@ -117,7 +121,7 @@ def _latents_in_time(
 def _latents(
     opened: OpenedSource, num_samples: int, settings: SamplingSettings, ranks: Ranks, on_step: OnStep | None
 ) -> Tensor | None:
-    """Latents, or pictures by diffusers' pipeline, on the ranks that hold them."""
+    """The latents, or pictures where diffusers' pipeline draws, on the ranks that hold them; None on other ranks."""
     job, arithmetic = ranks.job, ranks.arithmetic
     opened.store()
     model = _described(opened, arithmetic, job.device.type)
@@ -163,7 +167,7 @@ def _described(opened: OpenedSource, arithmetic: Arithmetic, device: str) -> Mod
 
 
 def _worker(opened: OpenedSource, model: ModelGraph, plan: Plan, transport: ProcessTransport, ranks: Ranks) -> Worker:
-    """The worker of this rank, with the weights of its stage and of layers that belong to none."""
+    """The worker of this rank, with the weights of its stage and of layers that belong to no stage."""
     rank, device, narrow = ranks.job.membership.rank, ranks.job.device, ranks.arithmetic.narrow
     others = frozenset(model.backbone_layers).difference(trained_layers(plan, rank))
     # Of this rank's stage, and those that run beside the stages on every rank.

@@ -1,4 +1,4 @@
-"""Pictures and clips that are kept singly: PNG files that say how they were drawn, so that they can be drawn again.
+"""PNG files of single pictures and clips, which say how they were drawn, so that they can be drawn again.
 
 A clip is an animated PNG, which web browsers play.
 
@@ -47,7 +47,7 @@ from diffusionpipe.trainer.recipe import RecipePrecision
 
 _MAX_SLUG = 48
 _MOST = 10_000
-"""The most pictures drawn together, most of their rows, and most denoising steps."""
+"""The largest number of pictures drawn together, of their rows, and of denoising steps."""
 _SOFTWARE = "Software"
 _CLIP = 4
 """The number of dimensions of a clip's array."""
@@ -55,63 +55,69 @@ _CLIP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrigin:
-    """The facts by which one picture can be drawn again: model, settings, prompt or label, size, place among others."""
+    """The facts by which one picture can be drawn again: model, settings, prompt or label, size, index among others."""
 
     settings: SamplingSettings
     prompt: str | None = None
+    """The prompt; None for a model of classes."""
     negative_prompt: str | None = None
-    """The empty text is one, too; None: there was none."""
+    """The negative prompt, which may be empty; None: there was none."""
     label: int | None = None
+    """The class that it shows; None for a model that reads captions."""
     condition: str | None = None
-    """Path of the picture that steered; None for models that are not steered."""
+    """The path of the conditioning picture; None for models that read none."""
     image: str | None = None
-    """Path of the picture whose hole was filled; None for models that fill none."""
+    """The path of the picture whose hole was filled; None for other models."""
     mask: str | None = None
-    """Path of the mask of that picture."""
+    """The path of the mask of that picture; None if it has none."""
     index: int = 0
-    """Which of the pictures that were drawn together."""
+    """The index of the picture among the pictures that were drawn together."""
     count: int = 1
-    """How many were drawn together."""
+    """The number of pictures that were drawn together."""
     rows: int | None = None
-    """Rows that went through the denoiser at a time; None: all."""
+    """The number of rows that went through the denoiser at a time; None: all."""
     resolution: int
+    """The width in pixels."""
     height: int | None = None
-    """Height in pixels as in the recipe's [data]; None: as high as wide."""
+    """The height in pixels, as in the recipe's [data]; None: the same as the width."""
     frames: int | None = None
-    """Frames of a clip as in the recipe's [data]; None: a picture."""
+    """The number of frames of a clip, as in the recipe's [data]; None: a picture."""
     frame_rate: float | None = None
-    """Frames of a clip in a second; None: it is shown with `PLAYED` of them."""
+    """The frames per second of a clip; None: it is shown with `PLAYED` of them."""
     caption_chunks: int | None = None
-    """Parts in which captions were read; None: one."""
+    """The number of chunks in which captions were read; None: one."""
     clip_skip: int | None = None
-    """The layer of CLIP that gave the states, counted from the last, 1; None: that."""
+    """The layer of CLIP that gave the states, counted from the last one, which is 1; None: the last one."""
     precision: RecipePrecision
     model: str
     """The base model as the recipe names it, or the folder."""
     training_step: int | None = None
-    """Steps of training that the weights had; None for a folder's."""
+    """The number of training steps before it was drawn; None for a folder's weights."""
     weights: str
     """"average" or "trained" where a run drew it, "export" or "folder" where `diffusionpipe sample` did."""
 
     @property
     def captions(self) -> CaptionReading:
-        """The number of chunks and the skipped layers of CLIP with which its texts were read."""
+        """The way in which its texts were read: the number of chunks, and the layer of CLIP that gave the states."""
         return CaptionReading(chunks=self.caption_chunks or 1, clip_skip=self.clip_skip)
 
     @property
     def caption(self) -> str:
-        """The text below the picture: its prompt, or "class N"."""
+        """The text for the picture: its prompt, or "class N"."""
         return self.prompt if self.prompt is not None else f"class {self.label}"
 
 
 def file_name(origin: SampleOrigin) -> str:
-    """The name of a kept picture, 000-a-blue-tit.png: its index and the beginning of its caption in plain letters."""
+    """The name of a picture's file: its index and the start of its caption in plain letters.
+
+    For example 000-a-blue-tit.png.
+    """
     words = re.sub(r"[\W_]+", "-", for_file_names(origin.caption.lower())).strip("-")
     return f"{origin.index:03d}-{words[:_MAX_SLUG].strip('-')}".strip("-") + ".png"
 
 
 def write_sample(picture: NDArray[np.uint8], origin: SampleOrigin, path: Path) -> None:
-    """Writes a PNG of the picture, (H, W, 3), or of the clip, (F, H, W, 3), with its origin as text; makes the folder.
+    """Writes a PNG of the picture, (H, W, 3), or clip, (F, H, W, 3), with its origin as text; makes the folder.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -137,7 +143,7 @@ def read_origin(path: Path) -> SampleOrigin:
     """The facts by which the picture in a PNG file was drawn.
 
     Raises:
-        ConfigError: it is not a picture, or one that does not say how it was drawn.
+        ConfigError: the file is not a picture, or does not say how it was drawn.
     """
     from diffusionpipe.trainer.data.decoding.picture_file import opened_picture
 
@@ -161,7 +167,7 @@ def read_origin(path: Path) -> SampleOrigin:
 
 
 def _texts(origin: SampleOrigin) -> dict[str, str]:
-    """The text chunks: fields that are not None, texts as they are and all else as JSON."""
+    """The text chunks of the file by name: fields that are not None, texts as they are and other values as JSON."""
     values: dict[str, Any] = {field.name: getattr(origin, field.name) for field in fields(origin)}
     values |= asdict(values.pop("settings"))
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
@@ -179,7 +185,11 @@ def _origin(chunks: Mapping[str, str]) -> SampleOrigin:
 
 
 def _check(origin: SampleOrigin) -> None:
-    """Raise a ValueError for what no picture of ours says of itself: the file may be a stranger's."""
+    """Refuses an origin that no picture of ours has: the file may be a stranger's.
+
+    Raises:
+        ValueError: names the first impossible field.
+    """
     settings = origin.settings
     whole = {
         "steps": (settings.steps, 1, _MOST),

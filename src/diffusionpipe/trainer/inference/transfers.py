@@ -1,4 +1,4 @@
-"""The messages between workers after a step of sampling: predictions, to those that hold noisy latents."""
+"""The messages between workers after a step of sampling: predictions, sent to workers that hold noisy latents."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,9 +9,12 @@ from diffusionpipe.runtime.engine.worker import Worker
 def transfers(
     writers: Mapping[int, Sequence[tuple[int, int]]], holders: Iterable[int]
 ) -> list[tuple[int, int, int, int]]:
-    """(worker that predicts, worker that holds latents, first row, row after the last) of each message after a step.
+    """Each message after a step of sampling, as (worker that predicts, worker that holds latents, first row, end row).
 
-    All workers go through it in this order, so none waits in a circle, even if a transfer blocks its host until the
+    `writers`: the rows (first, end) that each worker predicts. `holders`: the workers that hold latents. The end row is
+    the first one after the message's rows.
+
+    All workers take the messages in this order, so none waits in a circle, even if a transfer blocks its host until the
     other end is there. If all sent first, three workers that predict and hold latents could wait for each other:
 
         worker 0   to 1, to 2      worker 1   to 2, to 0      worker 2   to 0, to 1
@@ -29,10 +32,10 @@ def transfers(
 
 
 def ends_of(worker: Worker, backbone: Backbone) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
-    """The workers that have noisy latents, ascending, and by worker the rows (first, end) that it predicts.
+    """The workers that hold noisy latents, ascending, and the rows (first, end) that each worker predicts, by worker.
 
-    The first worker shows the pictures, so it has latents also where it reads none: its stage may hold the layers of
-    the time alone. The others read them, or what frozen layers make of them.
+    The first worker shows the pictures, so it has latents even if it reads none: its stage may hold the layers of the
+    time alone. The others read latents, or the outputs of frozen layers that read them.
     """
     plan, model = worker.plan, worker.model
     placement = worker.sample(backbone.name).schedule.placement

@@ -12,7 +12,7 @@ from diffusionpipe.units import Seconds
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)
-"""Under nohup, and in a shell without job control."""
+"""Signals that stay ignored where they were: under nohup, and in a shell without job control."""
 
 
 class ForwardedSignals:
@@ -39,7 +39,9 @@ class ForwardedSignals:
             signal.signal(number, handler)
 
     def forward(self, pids: Sequence[int]) -> None:
-        """Sends the signals that have arrived to the ranks `pids`, or keeps them while there are none.
+        """Sends the signals that have arrived to the ranks with the process ids `pids`.
+
+        While `pids` is empty it keeps the signals for a later call.
 
         After Ctrl-Z it pauses the whole job here. Only the ranks get a signal, not their data workers, which end with
         them; SIGKILL ends both.
@@ -72,7 +74,7 @@ class ForwardedSignals:
 def _pause_with(pids: Sequence[int]) -> None:
     """Stop the ranks and their data workers, then this process until SIGCONT, then let all continue.
 
-    A terminal stops only the launcher; the ranks would take it for dead after their patience, and end.
+    `pids`: the ranks' process ids. A terminal stops only the launcher; the ranks would take it for dead, and end.
     """
     _send_to_groups(pids, signal.SIGSTOP)
     caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -90,7 +92,7 @@ def _send_to_groups(leaders: Sequence[int], number: int) -> None:
 
 
 def pause(seconds: Seconds) -> int | None:
-    """Waits this time; returns the number of the signal that ended the wait early, None if none did."""
+    """Waits for `seconds`; returns the number of the signal that ended the wait early, None if none did."""
     end = time.monotonic() + seconds
     with ForwardedSignals() as signals:
         while signals.ending is None and time.monotonic() < end:

@@ -16,9 +16,12 @@ from diffusionpipe.runtime.job.verdict import FROZEN, state_of_process
 from diffusionpipe.units import Seconds
 
 _PATIENCE: dict[str, Seconds] = {"T": 0.5, "t": 0.5, "D": 5.0}
-"""How long a rank must have been in a state to count as frozen; every process waits for a disk now and then."""
+"""State of a process, as Linux names it -> the time for which a rank must have been in it to count as frozen.
+
+Every process waits for a disk ("D") now and then.
+"""
 _LAST: Seconds = 8.0
-"""How long a rank may be frozen when another has ended well: it has nothing left to do but end."""
+"""The longest time for which a rank may be frozen after another one has ended well: it only has to end, too."""
 _ENDED = ("", "Z", "X")
 """States of processes that do not exist any more, or wait to be forgotten."""
 
@@ -32,10 +35,11 @@ class FrozenRanks:
         self._since: dict[int, tuple[str, Seconds]] = {}
 
     def look(self, pids: Sequence[int], is_failing: Callable[[], bool]) -> None:
-        """Kills the ranks that are frozen, if the job ends; `pids` are the process ids by rank. Called again and again.
+        """Kills the ranks that are frozen, if the job ends. The launcher calls it several times a second.
 
-        `is_failing`: whether a rank has left a note; only asked if one is frozen. Ranks end well only after all have
-        done their work. Without a note and with all ranks alive, a rank that was paused can continue later.
+        `pids`: the process ids by rank. `is_failing`: whether a rank has left a note of its failure; it is only called
+        if a rank is frozen. Ranks end well only after all have done their work. Without a note and with all ranks
+        alive, a rank that was paused can continue later.
         """
         now = time.monotonic()
         states = [state_of_process(pid) for pid in pids]

@@ -74,14 +74,14 @@ def launch(
         command: the program and its arguments, the same for every rank.
         ranks: how many processes, one per device.
         log_folder: for the output of the ranks above 0; made if missing.
-        environ: this process's environment, to see what the user has set; the ranks inherit it.
-        port: of the ranks' meeting point; None: any free one.
+        environ: this process's environment variables, to see which ones the user has set; the ranks inherit them.
+        port: the port where the ranks meet; None: any free one.
         devices: the number of each rank's device on this machine; (): 0, 1, ...
 
     Raises:
         ConfigError: there is no rank, the port is in use, the folder cannot be made, the environment names a wrong
             interface or token, or the rank that failed first raised one: its text.
-        TrainingError: of the loss or the weights; the same would happen again.
+        TrainingError: all ranks raised it, for the loss or the weights; the same would happen again.
         PeerError: a rank failed in another way; the text names it.
     """
     if ranks < 1:
@@ -108,9 +108,9 @@ def launch(
 
 
 def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int | None:
-    """The OpenMP threads for each of `ranks` on this machine: its share of the cores, at least 1.
+    """The number of OpenMP threads for each rank if `ranks` share this machine's cores equally, at least 1.
 
-    None where the user has set OMP_NUM_THREADS.
+    None where OMP_NUM_THREADS is set in the environment variables `environ`.
     """
     if "OMP_NUM_THREADS" in environ:
         return None
@@ -118,7 +118,11 @@ def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int | None:
 
 
 def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_folder: Path) -> list[RankFailure]:
-    """Those that the agent saw, and of the ranks that it then terminated those that had left a note."""
+    """The ranks of a job that failed, in ascending order.
+
+    These are the ranks whose failure the agent of torch saw (`result`), and the ranks that it then terminated, if they
+    had left a note before. `frozen`: rank -> why it was killed as frozen. `ranks`: the number of ranks.
+    """
     failures: list[RankFailure] = []
     first = next(iter(result.failures), None)  # the agent saw it end before it terminated the others
     for rank in range(ranks):
@@ -137,7 +141,13 @@ def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_fo
 
 
 def _meeting_point(port: int | None) -> "TCPStore":
-    """A store that holds the port, on loopback; the agent's rendezvous in this process shares it (multi_tenant)."""
+    """The key-value store where the ranks meet, on this port of the loopback interface; None: any free port.
+
+    The agent's rendezvous in this process shares it (multi_tenant).
+
+    Raises:
+        ConfigError: the port is in use or cannot be used.
+    """
     from diffusionpipe.runtime.job.job_store import tcp_store
 
     try:
@@ -173,7 +183,10 @@ def _agent(
 
 
 def _logs_specs(*, devices: Sequence[int], log_folder: Path, environ: Mapping[str, str]) -> "LogsSpecs":
-    """The places of the ranks' output and notes for torchrun's agent, and its additions to the ranks' environment."""
+    """The object that gives torch's agent the files of the ranks' output and notes, and sets their environment.
+
+    `devices`: the number of each rank's device. `environ`: the environment variables of this process.
+    """
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     added = {
@@ -211,10 +224,10 @@ def _logs_specs(*, devices: Sequence[int], log_folder: Path, environ: Mapping[st
 
 
 def _nccl_variables(log_folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which NCCL reports its failures, unless the user has set it; nothing without GPUs.
+    """Environment variables with which NCCL reports its failures, by name; {} without GPUs.
 
-    torch's own report of a transfer that never ends goes to the rank's log, and its flight recorder writes the last
-    transfers of each rank to the folder.
+    A variable that the user has set in `environ` keeps its value. torch's own report of a transfer that never ends goes
+    to the rank's log, and its flight recorder writes the last transfers of each rank to the folder.
     """
     import torch
 
@@ -235,7 +248,13 @@ def _nccl_variables(log_folder: Path, environ: Mapping[str, str]) -> dict[str, s
 def _run(
     agent: "LocalElasticAgent", signals: ForwardedSignals, is_failing: Callable[[], bool]
 ) -> tuple["RunResult", Mapping[int, str]]:
-    """The agent's report, once every process of every rank is gone, and which ranks were killed here as frozen."""
+    """Run all ranks to their end; returns the agent's report, and rank -> why it was killed as frozen.
+
+    It returns when every process of every rank is gone. `is_failing`: whether a rank has left a note of its failure.
+
+    Raises:
+        ConfigError: the ranks cannot be started.
+    """
     results: list[RunResult] = []
     errors: list[BaseException] = []
     frozen = FrozenRanks()
@@ -279,7 +298,7 @@ def _close_logs(agent: "LocalElasticAgent") -> None:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """Hides messages of the agent of torch. This process can log its own meanwhile, e.g. in callbacks."""
+    """Hides log messages of torch's agent while it is entered. Messages of this process itself still appear."""
     for module in ("agent.server.local_elastic_agent", "rendezvous.static_tcp_rendezvous"):
         import_module(f"{_ELASTIC}.{module}")  # each module makes its logger on import
     names = [name for name in logging.root.manager.loggerDict if name.startswith(f"{_ELASTIC}.")]

@@ -14,10 +14,11 @@ class Timing:
     """How often the owner of a lock shows a sign of life, and how long others wait for it, in seconds."""
 
     beat: Seconds = 5.0
+    """The time between two signs of life of an owner."""
     stale: Seconds = 60.0
     """Silence after which an owner on another machine may be dead."""
     ending: Seconds = 15.0
-    """Wait for the ranks of a launcher that was killed."""
+    """The longest wait for the end of the ranks of a launcher that was killed."""
 
 
 USUAL = Timing()
@@ -53,7 +54,7 @@ class Life(StrEnum):
 
 
 def life_of(owner: Owner | None, me: RankProcess, *, is_locked: bool | None) -> Life:
-    """Whether a lock's owner is alive, as far as a process can see at once.
+    """Whether a lock's owner is alive, as far as a process can see without waiting.
 
     Args:
         owner: the file's content; None: it is empty.

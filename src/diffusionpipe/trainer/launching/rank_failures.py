@@ -23,8 +23,9 @@ class RankFailure:
 
     rank: int
     exit_code: int
-    """Negative: the signal that killed it."""
+    """The exit status of the rank's process; negative: the signal that killed it."""
     time: float
+    """The time at which the rank failed, in seconds since the epoch."""
     note: FailureNote | None
     """The note that the rank left; None if it was killed or is not a program of ours."""
     is_first: bool = False
@@ -37,8 +38,8 @@ def status_of_signals(failures: Sequence[RankFailure], asked: int | None) -> int
     """The exit status of a job that ended by request, 75 after saving or 128 + n after signal n; None if it failed.
 
     Args:
-        failures: of all ranks that did not end with 0.
-        asked: the first signal that the launcher was sent; None: none.
+        failures: the failures of all ranks that did not end with 0.
+        asked: the number of the first signal that the launcher received; None: it received none.
     """
     ends = {failure.exit_code for failure in failures}
     if ExitStatus.STOPPED in ends and ends <= {ExitStatus.STOPPED, -signal.SIGTERM}:
@@ -75,7 +76,7 @@ def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
 
 
 def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | TrainingError | PeerError:
-    """The error to raise for `failure`: its note's text, or how the rank ended with the end of its log."""
+    """The error to raise for `failure`, with the text of its note, or else how it ended and the end of its log."""
     rank, note = failure.rank, failure.note
     if note is not None:
         if note.would_recur:
@@ -98,7 +99,7 @@ def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | TrainingEr
 
 
 def _silence(log_folder: Path) -> str:
-    """Why a rank's log is empty, as far as its disk tells."""
+    """The end of a sentence about a rank whose log is empty: "wrote nothing", or why the folder cannot be written."""
     try:
         check_folder(log_folder)
     except OSError as error:

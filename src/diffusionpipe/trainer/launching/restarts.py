@@ -16,7 +16,7 @@ from diffusionpipe.units import Seconds
 logger = logging.getLogger(__name__)
 
 LONGEST: Seconds = 60.0
-"""Pause before a restart, at most."""
+"""The longest pause before a restart."""
 FRUITLESS = 2
 """The number of restarts in a row without progress that ends the job."""
 

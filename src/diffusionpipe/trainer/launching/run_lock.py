@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 NAME = "run.lock"
 _PAUSE: Seconds = 0.2
 _CONTEST: Seconds = 1.0
-"""How much later than this process another one may put its file in the same place."""
+"""The time for which a process waits to see whether another one puts its own file in the same place."""
 
 
 class RunLock:
@@ -52,7 +52,7 @@ class RunLock:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another job has put its own file in the place of this lock's."""
+        """Whether another job has put its own lock file in the place of this one."""
         try:
             # A file that is gone belongs to no other job.
             return self._path.exists() and not _is_current(self._descriptor, self._path)
@@ -60,10 +60,10 @@ class RunLock:
             return False  # a network file system that is away for a moment
 
     def share(self) -> None:
-        """Lets the launched rank 0 hold the lock too.
+        """Makes the lock shared, so that the launched rank 0 can hold it too.
 
         Raises:
-            ConfigError: another job was quicker.
+            ConfigError: another job has taken the lock meanwhile.
         """
         # The kernel may give an exclusive flock up before it gives the shared one, and another job may take it between.
         if _lock(self._descriptor, fcntl.LOCK_SH) is True:
@@ -118,7 +118,7 @@ def acquire(
         folder: the run folder.
         take_over: whether to take it from an owner on another machine that gives no sign of life.
         on_loss: called in a thread when another job has taken the lock over.
-        timing: for tests.
+        timing: how often signs of life are given and how long others are awaited; only tests change it.
 
     Raises:
         ConfigError: another job uses the folder, or it cannot be written.
@@ -146,7 +146,7 @@ def acquire(
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a job uses the folder, as far as can be seen at a glance; it may be this process's own."""
+    """Whether a job uses the run folder, as far as can be seen without waiting; it may be this process's own job."""
     try:
         descriptor = _open(folder / NAME)
     except OSError:
@@ -159,9 +159,9 @@ def is_held(folder: Path) -> bool:
 
 
 def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None]) -> RunLock | None:
-    """Takes part in the lock of this rank's launcher; None if that holds none.
+    """Takes a share in the lock that a rank's launcher holds on a run folder; None if the launcher holds none.
 
-    `launcher`: its process id. `on_loss` is called in a thread when another job has taken the lock over.
+    `launcher`: the launcher's process id. `on_loss` is called in a thread when another job has taken the lock over.
     """
     try:
         descriptor = _open(folder / NAME)
@@ -177,9 +177,10 @@ def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None]) -> RunL
 
 
 def _try(path: Path, me: RankProcess, *, is_late: bool) -> tuple[int | Owner | None, Life, float]:
-    """Try to get the lock: its descriptor, or its owner; the owner's life and last sign of it.
+    """Try to get the lock; returns (its descriptor or else its owner, the owner's life, last sign of life).
 
-    `is_late`: whether a file that does not name its owner yet will never do.
+    The last sign of life is in seconds since the epoch. `me`: the process that wants the lock. `is_late`: whether a
+    lock file that does not name its owner yet will never name it.
     """
     descriptor = _open(path, os.O_CREAT)
     is_kept = False
@@ -204,10 +205,12 @@ def _try(path: Path, me: RankProcess, *, is_late: bool) -> tuple[int | Owner | N
 
 
 def _watch_owner(path: Path, owner: Owner | None, seen: float, timing: Timing) -> None:
-    """Wait for a sign of life of an owner on another machine.
+    """Wait for a sign of life of an owner on another machine; returns if there was none or the lock was given back.
+
+    `seen`: the time of its last sign, in seconds since the epoch.
 
     Raises:
-        ConfigError: there was one.
+        ConfigError: there was a sign of life.
     """
     age = time.time() - seen
     # Where the file's time is old already, a few beats confirm it. Clocks may differ, so they are awaited all the same.
@@ -224,9 +227,10 @@ def _watch_owner(path: Path, owner: Owner | None, seen: float, timing: Timing) -
 
 
 def _replace(path: Path, me: RankProcess, *, is_contested: bool = False) -> int:
-    """Put a locked file of ours in the place of another's, and return its descriptor.
+    """Put a new locked file that names `me` as owner in the place of the lock file; returns its descriptor.
 
-    `is_contested`: without flock, two jobs may do so at the same time; the later one has it.
+    `is_contested`: whether two jobs may do this at the same time, as they can without flock. The later one then has
+    the lock.
 
     Raises:
         ConfigError: the other job was later.
@@ -246,7 +250,9 @@ def _replace(path: Path, me: RankProcess, *, is_contested: bool = False) -> int:
 
 
 def _open(path: Path, more: int = 0) -> int:
-    """A descriptor of the lock file itself: through a link, the link's target would be overwritten.
+    """Open the lock file and return its descriptor; `more`: further flags for `os.open`.
+
+    A link is refused: its target would be overwritten.
 
     Raises:
         OSError: it is a link or not a regular file, or cannot be opened.
@@ -264,7 +270,10 @@ def _open(path: Path, more: int = 0) -> int:
 
 
 def _lock(descriptor: int, kind: int) -> bool | None:
-    """Try to get the flock; whether another process holds it, None where the file system has none."""
+    """Try to get the flock of an open file; returns whether another process holds it, None without flocks.
+
+    `kind`: fcntl.LOCK_EX or fcntl.LOCK_SH.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -273,7 +282,7 @@ def _lock(descriptor: int, kind: int) -> bool | None:
 
 
 def _is_current(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one at the path."""
+    """Whether the file that is open as `descriptor` is still the one at `path`."""
     try:
         there = path.stat()
     except FileNotFoundError:
@@ -283,7 +292,7 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def _read(descriptor: int) -> Owner | None:
-    """The owner that the file names; None if it names none."""
+    """The owner that an open lock file names; None if it names none."""
     problems: list[str] = []
     try:
         found = decode(Owner, json.loads(os.pread(descriptor, 4096, 0)), "", problems)

@@ -1,1 +1,1 @@
-"""From a recipe to what is trained: members, parameter groups, adapters, guidance, the workload."""
+"""The parts of a training that follow from its recipe: models, parameter groups, adapters, guidance, the workload."""

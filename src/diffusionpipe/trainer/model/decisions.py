@@ -1,4 +1,4 @@
-"""Keys that a recipe leaves to the machine, as the devices of a job and the run before decide them."""
+"""Values for keys that a recipe leaves to the machine: by the devices of a job and the run that it continues."""
 
 import logging
 from pathlib import Path
@@ -32,12 +32,12 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def decided_by_job(recipe: Recipe, job: Job) -> Recipe:
-    """The recipe with its "auto" precision and storage set to one that all devices of the job have.
+    """The recipe with its "auto" precision and storage of frozen weights set to types that all devices of a job have.
 
     Every rank calls it.
 
     Raises:
-        RecipeError: it states storage in bfloat16, which its arithmetic would read with a loss.
+        RecipeError: the recipe stores weights in bfloat16, which its arithmetic would read with a loss.
     """
     if recipe.training.precision is not RecipePrecision.AUTO and recipe.model.frozen_dtype is not FrozenDtype.AUTO:
         return recipe
@@ -48,12 +48,13 @@ def decided_by_job(recipe: Recipe, job: Job) -> Recipe:
 
 
 def decided_for_run(recipe: Recipe, job: Job, checkpoint: Path | None) -> Recipe:
-    """The recipe of a run with nothing left open: of one that continues from `checkpoint`, with the values that it has.
+    """The recipe with its "auto" precision and storage of frozen weights set, for a run.
 
+    A run that continues from `checkpoint` takes the values that it had before, also of `activation_checkpointing`.
     Every rank calls it, and rank 0 logs what was decided.
 
     Raises:
-        RecipeError: it states storage in bfloat16, which its arithmetic would read with a loss.
+        RecipeError: the recipe stores weights in bfloat16, which its arithmetic would read with a loss.
     """
     chosen = recipe
     if checkpoint is not None:
@@ -67,7 +68,7 @@ def decided_for_run(recipe: Recipe, job: Job, checkpoint: Path | None) -> Recipe
 
 
 def _recorded(path: Path) -> str:
-    """The recipe in the folder of the run, as JSON; "" where there is none that this version reads."""
+    """The recipe in the file at `path`, as JSON; "" where there is none that this version reads."""
     try:
         return recorded_recipe(path).model_dump_json()
     except RecipeError:
@@ -75,7 +76,7 @@ def _recorded(path: Path) -> str:
 
 
 def _tell(stated: Recipe, chosen: Recipe, *, is_continued: bool) -> None:
-    """Log the values that the recipe leaves to the machine."""
+    """Log the values that were chosen for keys that the stated recipe leaves to the machine."""
     if stated.training.precision is RecipePrecision.AUTO:
         with_or_without = "with" if chosen.training.precision is RecipePrecision.BFLOAT16 else "not all with"
         reason = "as before" if is_continued else f"devices {with_or_without} bfloat16"

@@ -17,9 +17,15 @@ TRAINED_GUIDANCE = 1.0
 
 
 def guidance_of(folder: Path, given: float | None, true_cfg_scale: float, *, has_negative: bool) -> Guidance:
-    """The scales of guidance with which the model in a folder draws; `given` None: the value of diffusers' pipeline.
+    """The scales of guidance with which the model in a folder draws.
 
-    Some of these pipelines guide only where they are given a negative prompt. So do we, and warn where they are not.
+    Some of diffusers' pipelines guide only with a negative prompt. So do we, and log a warning where there is none.
+
+    Args:
+        folder: the diffusers folder of the model.
+        given: the guidance that the user asks for; None: the default of the model's diffusers pipeline.
+        true_cfg_scale: the scale of classifier-free guidance of a distilled model.
+        has_negative: whether there is a negative prompt.
 
     Raises:
         RecipeError: `true_cfg_scale` has no effect.
@@ -36,7 +42,11 @@ def guidance_of(folder: Path, given: float | None, true_cfg_scale: float, *, has
 
 
 def _wanted(folder: Path, given: float | None, true_cfg_scale: float) -> Guidance:
-    """The guidance that is asked for. Raises RecipeError as `guidance_of`."""
+    """The scales of guidance by the user's values, whether or not there is a negative prompt.
+
+    Raises:
+        RecipeError: `true_cfg_scale` has no effect.
+    """
     default = default_guidance(folder)
     if default.embedded is not None:
         return Guidance(scale=true_cfg_scale, embedded=default.embedded if given is None else given)

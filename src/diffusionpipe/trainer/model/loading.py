@@ -1,4 +1,4 @@
-"""Weights of the layers that a rank runs, brought to where its plan wants them."""
+"""Loads the weights of the layers that a rank runs, to the device or the host memory that the plan names."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -38,11 +38,15 @@ class Weights:
     sources: Mapping[str, StoredWeights | None]
     """The stored weights of each component, by component, as `materialize` takes them."""
     dtype: torch.dtype
+    """The type of parameters for which the next two fields state no other type."""
     frozen_dtype: torch.dtype | None
+    """The type of frozen linear layers and convolutions without a form of their own; None: `dtype`."""
     trained_dtype: torch.dtype | None
+    """The type of trained weights; None: `dtype`."""
     gradient_dtype: torch.dtype
     """The type of the gradients of trained weights in bfloat16."""
     seed: int
+    """The seed of weights that are not stored."""
     started: Mapping[str, Tensor]
     """Values of adapters that start from a file, by canonical name."""
 
@@ -55,10 +59,10 @@ def load_weights(
     screen: Screen,
     node: NodeMemory | None = None,
 ) -> dict[int, Divided] | None:
-    """Gives the layers that a rank runs their weights; returns its divided blocks by id, None where all stay whole.
+    """Loads the weights of the layers that a rank runs; returns its divided blocks by id, None where all stay whole.
 
-    Weights that the plan leaves in host memory, which the ranks of a machine share as `node`, are read by its first
-    rank alone.
+    `sharder` divides blocks among the groups. Of weights that the plan leaves in host memory, only the machine's first
+    rank reads the values if the ranks of the machine share this memory, `node`.
 
     Raises:
         ModelError: a weight is missing or cannot be read.
@@ -102,7 +106,10 @@ def _load(
     device: torch.device | str,
     skip_values: Collection[nn.Parameter] = (),
 ) -> None:
-    """Give these layers their weights, and trained ones in bfloat16 the type of their gradients."""
+    """Load the weights of these layers to a device, and set the type of the gradients of trained weights in bfloat16.
+
+    `count` is called for each parameter that has its value. `skip_values`: parameters whose values are not read.
+    """
     materialize(
         weights.graph,
         layers=layers,
@@ -121,7 +128,7 @@ def _load(
 
 
 def _keep_gradients(graph: LayerGraph, dtype: torch.dtype) -> None:
-    """Let trained weights in bfloat16 have gradients of this type; autograd adds in it.
+    """Set `dtype` as the type of the gradients of trained weights in bfloat16; autograd adds in this type.
 
     Raises:
         RecipeError: this torch gives every gradient the type of its parameter.
@@ -136,20 +143,20 @@ def _keep_gradients(graph: LayerGraph, dtype: torch.dtype) -> None:
 
 
 def _sizes(model: ModelGraph, layers: Collection[str]) -> dict[str, int]:
-    """Numbers of each parameter of these layers."""
+    """The number of elements of each parameter of these layers, by canonical name."""
     names = model.parameters_of(layers)
     return {p.name: prod(p.shape) for p in model.parameters if p.name in names}
 
 
 class _Count:
-    """Parameters that have their values. Mutable: grows with each."""
+    """Counts the elements of the parameters whose values are loaded, and shows their sum on the screen."""
 
     def __init__(self, sizes: dict[str, int], work: Work) -> None:
         self.total = sum(sizes.values())
         self._left, self._work, self._done = sizes, work, 0
 
     def add(self, name: str) -> None:
-        """The parameter of this canonical name has its value; others than those of the layers count nothing."""
+        """Counts the parameter of this canonical name as loaded; ignores parameters of layers that are not counted."""
         self._done += self._left.pop(name, 0)
         words = {"parameters": f"{short_count(self._done)}/{short_count(self.total)}"}
         self._work.show(self._done, self.total, words)

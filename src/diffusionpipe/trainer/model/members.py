@@ -53,57 +53,64 @@ class Member:
     """One of the models that a recipe trains, on the meta device; its name is "" where it is the only one."""
 
     name: str
+    """The model's name in the recipe, "base" of [models.base]; "" for the only model."""
     recipe: Recipe
     """The recipe of this model alone."""
     folder: Path
     """The diffusers folder of the model."""
     prediction: Prediction
+    """The quantity that the denoiser predicts."""
     low: LowResolution | None
-    """The small pictures that it reads."""
+    """The small pictures that a model of super-resolution reads; None for any other model."""
     graph: LayerGraph
     """The graph of this model alone, on the meta device."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """The model's components and tensors that another model has alike -> their names in the graph of all."""
+    """Name of a component or tensor that the model shares with another one -> its name in the graph of all models."""
 
     def component(self, name: str) -> str:
-        """The name of one of its components or raw inputs in the graph of all."""
+        """The name of one of the model's components or raw inputs in the graph of all models."""
         return self.elsewhere.get(name, f"{self.name}/{name}" if self.name else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeModels:
-    """The models that a recipe trains, before it has weights or a plan; the same on every rank."""
+    """The models that a recipe trains, before they have weights or a plan; the same on every rank."""
 
     recipe: Recipe
     members: tuple[Member, ...]
     """The models, in the order of sampling."""
     graph: LayerGraph
-    """The graph of all models."""
+    """The layer graph of all models, for the first size of samples."""
     model: ModelGraph
+    """The description of `graph`, without torch."""
     device: str
-    """The kind of device that will train it."""
+    """The kind of device that will train the models, e.g. "cuda"."""
     others: tuple[ModelGraph, ...] = ()
-    """The descriptions of `graph.others`: of the model for further sizes of samples."""
+    """The descriptions of the graphs `graph.others`, one for each further size of samples."""
 
     @property
     def folder(self) -> Path:
-        """The only model's diffusers folder."""
+        """The diffusers folder of the only model; it fails where there are several models."""
         return only(self.members).folder
 
     @property
     def prediction(self) -> Prediction:
-        """The quantity that the only model predicts."""
+        """The quantity that the only model predicts; it fails where there are several models."""
         return only(self.members).prediction
 
 
 def only(members: Sequence[Member]) -> Member:
-    """The one model of a run; several are an error of the caller."""
+    """The one model of a run that trains one model.
+
+    Raises:
+        ValueError: there are several models.
+    """
     (member,) = members
     return member
 
 
 def folder_of(recipe: Recipe) -> Path:
-    """The diffusers folder of a recipe of one model; a hub id or a file becomes a folder first.
+    """The diffusers folder of the model of a recipe of one model; it is made first for a hub id or a single file.
 
     Raises:
         ModelError: there is no such model.
@@ -154,9 +161,9 @@ def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
 
 
 def learns_variance(recipe: Recipe, folder: Path) -> bool:
-    """Whether the denoiser also learns variances.
+    """Whether the denoiser also learns the variance of each denoising step.
 
-    As the recipe says or, if it does not, as the folder's scheduler draws.
+    The recipe decides or, if it does not say it, the scheduler of the model's folder.
     """
     stated = recipe.objective.variance
     if stated is not None:
@@ -167,12 +174,16 @@ def learns_variance(recipe: Recipe, folder: Path) -> bool:
 
 
 def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | None) -> LowResolution | None:
-    """The side and noise of the small pictures that a recipe's model reads, None if it reads none.
+    """The side and noise of the small pictures that a recipe's model of super-resolution reads, None for other models.
 
-    The side is by default `before`, the side of the pictures that the model before draws.
+    Args:
+        recipe: the recipe of this model alone.
+        folder: the diffusers folder of the model.
+        name: the model's name among several; "" for the only one.
+        before: the side of the pictures that the model before draws, the default of the side; None for the first.
 
     Raises:
-        RecipeError: their size is not known, or it has no effect; the keys belong to the model called `name`.
+        RecipeError: the size of the small pictures is not known, or a key about them has no effect.
     """
     section = f"models.{name}" if name else "model"
     model, augmentation = recipe.model, family_of(folder).augmentation
@@ -192,7 +203,7 @@ def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | Non
 
 
 def clip_of(recipe: Recipe) -> Clip | None:
-    """The size of the recipe's samples, of several the largest; None for squares of `data.resolution`."""
+    """The size of a recipe's samples, the largest of several; None for squares of `data.resolution`."""
     sizes = sizes_of(recipe.data)
     if sizes:
         return None if sizes[0] == Clip.square(recipe.data.resolution) else sizes[0]
@@ -200,24 +211,24 @@ def clip_of(recipe: Recipe) -> Clip | None:
 
 
 def sample_size(recipe: Recipe) -> Clip:
-    """The size of the recipe's samples, width, height and frames; of several the largest."""
+    """The width, height and frames of a recipe's samples; of several sizes the largest."""
     return clip_of(recipe) or Clip.square(recipe.data.resolution)
 
 
 def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Clip | None:
-    """The size of samples by the keys of [data]; None for square pictures, where neither height nor frames is given."""
+    """The size of samples by three keys of [data]; None for square pictures: neither height nor frames is given."""
     if frames is None and height is None:
         return None
     return Clip(width=resolution, height=height or resolution, frames=frames or 1)
 
 
 def captions_of(recipe: Recipe) -> CaptionReading:
-    """The number of chunks and the skipped layers of CLIP with which the recipe's captions are read."""
+    """The numbers of chunks and of skipped layers with which CLIP encoders read the recipe's captions."""
     return CaptionReading(chunks=recipe.data.caption_chunks, clip_skip=recipe.data.clip_skip)
 
 
 def open_members(recipe: Recipe) -> tuple[tuple[Member, ...], LayerGraph]:
-    """The models of a recipe on the meta device, and the graph of all: configurations are read, and no weights.
+    """The models of a recipe on the meta device, and the layer graph of all: it reads configurations, and no weights.
 
     Raises:
         ConfigError: a folder or the objective is not one that can be trained.
@@ -260,9 +271,13 @@ def build_model(recipe: Recipe, device: str, progress: Callable[[int, int], None
 
 
 def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | None = None) -> Member:
-    """One of the models of a recipe on the meta device; `recipe` is the one of it alone.
+    """A model on the meta device by the recipe of this model alone: it reads configurations, and no weights.
 
-    `name`: of the model among several; `before`: the resolution of the model before it, None for the first.
+    Args:
+        recipe: the recipe of this model alone.
+        folder: the diffusers folder of the model.
+        name: the model's name among several; "" for the only one.
+        before: the resolution of the model before it among several; None for the first.
 
     Raises:
         ConfigError: the folder, the objective or another key is not one that can be trained.
@@ -301,7 +316,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
 
 
 def _further_sizes(recipe: Recipe, folder: Path) -> tuple[Clip, ...]:
-    """The sizes of samples beside the first one."""
+    """All sizes of a recipe's samples, or of its patches, without the first one."""
     if recipe.data.patches is None:
         return sizes_of(recipe.data)[1:]
     return patch_sizes(recipe.data.resolution, is_encoded="vae" in family_of(folder).components)[1:]
@@ -318,10 +333,15 @@ def class_embeddings_of(member: Member) -> dict[str, Tensor]:
 
 
 def check_masks(folder: Path, *, is_masked: bool, is_placed: bool) -> None:
-    """Refuses masks for a model that reads none, and a model that fills holes without masks or with patches.
+    """Refuses masks for a model that reads none, and an inpainting model without masks or with patches.
+
+    Args:
+        folder: the diffusers folder of the model.
+        is_masked: whether the recipe has masks.
+        is_placed: whether the recipe trains on patches.
 
     Raises:
-        RecipeError: they do not fit.
+        RecipeError: the model and the recipe do not fit.
     """
     problem = problem_of_masks(str(folder), is_masked=is_masked, is_placed=is_placed)
     if problem is not None:
@@ -329,7 +349,7 @@ def check_masks(folder: Path, *, is_masked: bool, is_placed: bool) -> None:
 
 
 def _check_names(graph: LayerGraph, folder: Path) -> None:
-    """Refuses adapters that ComfyUI would not find in the exported file. Raises ModelError."""
+    """Refuses adapters of layers for which ComfyUI has no name in an exported file. Raises ModelError."""
     targets = {name: layers for name, component in graph.components.items() if (layers := adapted_layers(component))}
     try:
         check_readable(str(model_index(folder)["_class_name"]), graph.components, targets)
@@ -338,7 +358,13 @@ def _check_names(graph: LayerGraph, folder: Path) -> None:
 
 
 def _store(graph: LayerGraph, recipe: Recipe) -> None:
-    """Puts stored layers in place of frozen ones, by component. Raises RecipeError where there is nothing to store."""
+    """Replaces frozen linear layers of a graph by layers that store their weights in the recipe's form.
+
+    Without such a form (nf4, int8, ...) it does nothing.
+
+    Raises:
+        RecipeError: a component in the recipe does not exist or has no frozen linear layer.
+    """
     stated = recipe.model.frozen_dtype
     if stored_form(stated) is None:
         return
@@ -362,7 +388,10 @@ def _store(graph: LayerGraph, recipe: Recipe) -> None:
 
 
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:
-    """Parameters on meta in the dtype in which they will be real, so that the description has it."""
+    """Change the parameters of a graph on the meta device to the types that they will have when they are loaded.
+
+    The description of the graph then has these types.
+    """
     dtypes = {
         name: dtype
         for is_trained, dtype in ((False, frozen_dtype_of(recipe)), (True, trained_dtype(recipe)))
@@ -377,22 +406,20 @@ def _cast(graph: LayerGraph, recipe: Recipe) -> None:
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
-    """The type of parameters, gradients and optimizer: float64 for the precision of that name, else float32."""
+    """The type of parameters, gradients and optimizer states: float64 for the precision of that name, else float32."""
     return torch.float64 if recipe.training.precision is RecipePrecision.FLOAT64 else torch.float32
 
 
 def trained_dtype(recipe: Recipe) -> torch.dtype | None:
-    """bfloat16 for a recipe that keeps the trained weights in it.
-
-    None where they have the type of `parameter_dtype`.
-    """
+    """The type of trained weights: bfloat16 where the recipe keeps them in it, else None: as `parameter_dtype`."""
     return torch.bfloat16 if recipe.training.weights is KeptWeights.BFLOAT16 else None
 
 
 def gradient_dtype_of(recipe: Recipe) -> torch.dtype:
-    """The type in which gradients of weights in bfloat16 are summed: as the recipe says, else float32.
+    """The type in which gradients of trained weights in bfloat16 are summed, by `training.gradients`.
 
-    For "auto" it is bfloat16 where a step is one micro-batch of one model on one pipeline: nothing is summed.
+    For "auto" it is bfloat16 where a step is one micro-batch of one model on one pipeline, so that nothing is summed,
+    and otherwise float32.
     """
     stated, pipeline = recipe.training.gradients, recipe.pipeline
     if stated is not Summed.AUTO:
@@ -411,7 +438,7 @@ def rounding_of(recipe: Recipe) -> Rounding | None:
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:
-    """The dtype of torch.autocast, bfloat16, by the recipe's precision; None for none."""
+    """The dtype of torch.autocast: bfloat16 for the precision of that name; None: no autocast."""
     return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
 
 
@@ -437,7 +464,7 @@ def sources_of(member: Member) -> dict[str, StoredWeights | None]:
 
 
 def started_of(opened: RecipeModels) -> StartedAdapters:
-    """The values of the adapters that start from a file; none where the recipe names no file.
+    """The first values of adapters from the file that the recipe names in `lora.start`; no values without a file.
 
     Raises:
         ModelError: the file cannot be read, or its adapters do not fit.

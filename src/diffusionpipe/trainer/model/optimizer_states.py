@@ -17,18 +17,18 @@ from diffusionpipe.trainer.recipe import Recipe, RecipePrecision
 from diffusionpipe.units import Bytes
 
 _EXAMPLE: Shape = (128, 128)
-"""A parameter whose states stand for all where the model is not known."""
+"""The shape of a parameter whose states are counted in place of all others where the model is not given."""
 
 
 def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | None, Bytes]:
-    """The states that the optimizer keeps for a recipe's parameters, None if it keeps none.
+    """(bytes of the states that a recipe's optimizer keeps for each parameter, bytes that each rank holds once).
 
-    And bytes that ranks hold once. Classes of torch.optim keep whole tensors of each parameter's shape: their bytes for
-    each number are enough. Of others, of Adafactor, and where two classes share the parameters, the states of each
-    shape are counted.
+    The first is None if the optimizer keeps no states. Classes of torch.optim keep whole tensors of each parameter's
+    shape: their bytes for each number are enough. For other classes, for Adafactor, and where two classes share the
+    parameters, the states of each shape are counted. Without `model` an example stands for all shapes.
 
     Raises:
-        RecipeError: they cannot be counted.
+        RecipeError: the states cannot be counted.
     """
     subgroups = [one for group in recipe.groups().values() for one in group.subgroups().values()]
     width = 8 if recipe.training.precision is RecipePrecision.FLOAT64 else 4
@@ -56,12 +56,12 @@ def optimizer_states(recipe: Recipe, model: ModelGraph | None) -> tuple[State | 
 def stated_states(
     name: str, arguments: Mapping[str, object], model: ModelGraph, *, is_wide: bool
 ) -> tuple[State | None, Bytes]:
-    """The states that one class keeps for all trained parameters of a model, and bytes that each rank holds once.
+    """(bytes of the states that an optimizer keeps for each trained parameter of a model, bytes each rank holds once).
 
-    `is_wide`: parameters are float64.
+    `name`: the optimizer's class; `arguments`: the arguments of its constructor; `is_wide`: parameters are float64.
 
     Raises:
-        RecipeError: they cannot be counted.
+        RecipeError: the states cannot be counted.
     """
     shapes = {p.name: p.shape for p in model.parameters if p.is_trainable}
     kept = kept_bytes(name, arguments, list(shapes.values()), torch.float64 if is_wide else torch.float32)
@@ -69,7 +69,10 @@ def stated_states(
 
 
 def with_optimizer(state: State | None, states: Sequence[State], rest: Rest = RESTS["device"]) -> tuple[State, ...]:
-    """The states with `state` in place of the optimizer's own, None for none, in the form between updates, `rest`."""
+    """`states` with the optimizer's state replaced by `state`, in the form `rest`, in which it is kept between updates.
+
+    None as `state` removes the optimizer's state.
+    """
     others = [one for one in states if one.item is not Item.OPTIMIZER]
     # The optimizer's own state comes after parameters and gradients.
     place = sum(one.item in (Item.PARAMETERS, Item.GRADIENTS) for one in others)

@@ -30,17 +30,17 @@ from diffusionpipe.trainer.recipe.optimizer_section import EMBEDDINGS, Optimizer
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroups:
-    """The group of each trained parameter of a run, and the recipe as it holds for each group."""
+    """The group of each trained parameter of a run, and the recipe with the values that hold for each group."""
 
     recipes: Mapping[str, Recipe]
-    """The recipe as it holds for each group."""
+    """Name of a group -> the recipe with the values that hold for it."""
     group_of: Mapping[str, str]
-    """Trained parameter -> its group."""
+    """Canonical name of a trained parameter -> name of its group."""
 
     def rates(self, backbone: str) -> dict[str, LearningRateSchedule]:
-        """The learning rate schedule of each group of a model, by the group's name.
+        """The learning rate schedule of each group of the model `backbone`, by the group's name.
 
-        Of all groups for the backbone "".
+        For "" the schedules of all groups.
         """
         return {
             name: learning_rates(recipe)
@@ -49,13 +49,13 @@ class ParameterGroups:
         }
 
     def group(self, parameter: str) -> Group:
-        """The optimizer's group of a trained parameter: its name, class and arguments."""
+        """The optimizer's group of the parameter with this canonical name: the group's name, class and arguments."""
         name = self.group_of[parameter]
         settings = self.recipes[name].optimizer
         return Group(name, dict(settings.arguments), optimizer=settings.name, is_flat=self._is_flat(name))
 
     def stepped_shapes(self, group: str, model: ModelGraph) -> dict[str, tuple[int, ...]]:
-        """The shapes in which the optimizer steps the parameters of a group, by name: some as matrices."""
+        """The shapes in which the optimizer steps the parameters of a group, by canonical name: some as matrices."""
         is_flat = self._is_flat(group)
         return {
             p.name: (p.shape[0], prod(p.shape[1:])) if is_flat and len(p.shape) > 2 else p.shape
@@ -64,15 +64,15 @@ class ParameterGroups:
         }
 
     def _is_flat(self, group: str) -> bool:
-        """Whether parameters of more than two dimensions are stepped as matrices."""
+        """Whether the optimizer steps the parameters of a group that have more than two dimensions as matrices."""
         return self.recipes[group].optimizer.rest is not None and not is_of_rest(group)
 
     def average(
         self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer | None
     ) -> Ema | ReadWeights | None:
-        """The average of a rank's parameters: the optimizer's own, or the recipe's moving one.
+        """A new average of a rank's parameters: a schedule-free optimizer's own, or the moving average of the recipe.
 
-        None on all ranks without one.
+        None on all ranks if the run has no average.
         """
         if any(has_modes(optimizer_class(recipe.optimizer.name)) for recipe in self.recipes.values()):
             return ReadWeights(parameters, optimizer)
@@ -138,7 +138,7 @@ def is_of_rest(group: str) -> bool:
 
 
 def _unused(pattern: str, names: Sequence[str]) -> str:
-    """Why no parameter is in the group of a pattern."""
+    """The reason why none of the parameters `names` is in the group of a pattern, and the remedy."""
     if any(fnmatchcase(name.rpartition("/")[2], pattern) for name in names):
         return "all parameters of such names are in groups before it; put it first, or remove it"
     example = f"; one of the names is {names[0]}" if names else ""
@@ -146,7 +146,7 @@ def _unused(pattern: str, names: Sequence[str]) -> str:
 
 
 def _unused_of_rest(optimizer: OptimizerSection, names: Sequence[str]) -> Iterator[str]:
-    """The recipe's own patterns for [optimizer.rest] that fit no parameter."""
+    """A problem for each pattern that the recipe states in `optimizer.rest.parameters` and no parameter's name fits."""
     if optimizer.rest is None or optimizer.rest.parameters == EMBEDDINGS:
         return
     for pattern in optimizer.rest.parameters:
@@ -155,7 +155,10 @@ def _unused_of_rest(optimizer: OptimizerSection, names: Sequence[str]) -> Iterat
 
 
 def _part_of(parameter: str, optimizer: OptimizerSection, dimensions: int, *, is_outer: bool) -> str:
-    """The part of a group, as `Recipe.subgroups` calls it, that a parameter belongs to."""
+    """The part of its group to which a parameter belongs, named as in `Recipe.subgroups`: "", "rest", "*.bias", ...
+
+    `dimensions`: of the parameter; `is_outer`: whether it belongs to the first or the last layer of its backbone.
+    """
     own = parameter.rpartition("/")[2]
     parts = []
     if optimizer.rest is not None:
@@ -167,19 +170,22 @@ def _part_of(parameter: str, optimizer: OptimizerSection, dimensions: int, *, is
 
 
 def _outer_layers(model: ModelGraph, backbone: Backbone) -> frozenset[str]:
-    """The parameters of the first and of the last layer of a backbone that have any."""
+    """The names of the parameters of a backbone's first and last layer, layers without parameters left out."""
     layers = [layer for layer in model.layers if layer.name in set(model.layers_of(backbone)) and layer.parameters]
     return frozenset(name for layer in (layers[0], layers[-1]) for name in layer.parameters) if layers else frozenset()
 
 
 def is_averaged(recipes: Mapping[str, Recipe]) -> bool:
-    """Whether validation, samples and exports of a run read an average: a moving one, or the optimizer's own."""
+    """Whether validation, samples and exports of a run read an average: a moving one, or the optimizer's own.
+
+    `recipes`: the recipe as it holds for each group of parameters.
+    """
     own = {recipe.optimizer.name for recipe in recipes.values()}
     return has_average(recipes) or any(has_modes(optimizer_class(name)) for name in own)
 
 
 def has_average(recipes: Mapping[str, Recipe]) -> bool:
-    """Whether any of a run's groups has a moving average."""
+    """Whether any group of parameters has a moving average; `recipes`: the recipe as it holds for each group."""
     return any(recipe.training.ema_decay is not None for recipe in recipes.values())
 
 

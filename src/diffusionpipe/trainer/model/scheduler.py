@@ -1,4 +1,4 @@
-"""The scheduler of a trained model: the source folder's own, but for what the recipe says otherwise."""
+"""The scheduler that draws with a trained model: the scheduler of its source folder with the changes of the recipe."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,17 +12,17 @@ from diffusionpipe.models.opening.folder import family_of, scheduler_config
 
 _FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 _WITHOUT_SHIFT = "LTXEulerAncestralRFScheduler"
-"""Its class has no `shift`; it draws at the times that its configuration would give the other one."""
+"""A scheduler whose class has no `shift`. With a shift `_FLOW_SCHEDULER` replaces it, and draws at the same times."""
 
 
 def sampling_scheduler(
     source_model: Path, prediction: Prediction, shift: float | None, *, has_learned_range: bool = False
 ) -> dict[str, Any]:
-    """The configuration of the scheduler that samples what was learnt, its class under "_class_name".
+    """The configuration of the scheduler that draws with a trained model, by field; its class is in "_class_name".
 
-    It is the source folder's, field by field, unless that belongs to another kind of prediction. `shift`: the recipe's
-    number for flow matching, which takes the place of all shifting in the folder's; None if the recipe says nothing.
-    `has_learned_range`: whether variances were learnt; without, those that the denoiser states are not drawn with.
+    It is the configuration in the source folder, unless that belongs to another kind of prediction. `shift`: the
+    recipe's number for flow matching, which replaces all shifting in the folder's configuration; None if the recipe
+    has none. `has_learned_range`: whether variances were learnt; if not, drawing ignores the variances of the denoiser.
 
     Raises:
         ModelError: the source folder has no scheduler.
@@ -50,9 +50,9 @@ def sampling_scheduler(
 
 
 def refuse_unknown_times(scheduler: object) -> None:
-    """Refuses a scheduler without sigmas, such as DDIM's, whose times lie beyond its table of noise.
+    """Refuses a diffusers scheduler without sigmas, such as DDIM's, if one of its times is beyond its table of noise.
 
-    diffusers adds `steps_offset` to its times, so with as many steps as the model has times the first is too late.
+    diffusers adds `steps_offset` to the times, so with as many steps as the model has times the first is too late.
 
     Raises:
         ValueError: there is such a time.
@@ -65,7 +65,7 @@ def refuse_unknown_times(scheduler: object) -> None:
 
 
 def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
-    """The fields that differ from the configuration if times are shifted by `shift` and by nothing else."""
+    """The fields to change in a scheduler's configuration so that times are shifted by `shift` and by nothing else."""
     name = "shift" if config["_class_name"] in FLOWS else "flow_shift"
     wanted = {name: shift, "use_dynamic_shifting": False, "shift_terminal": None}
     defaults = {name: 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
@@ -74,9 +74,9 @@ def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
 
 
 def shift_contradiction(folder: Path, graph: LayerGraph, prediction: Prediction, shift: float | None) -> str | None:
-    """A warning where the recipe's shift of a flow differs from the folder's scheduler's, with both numbers.
+    """A warning, with both numbers, that the recipe's shift differs from the shift of the folder's scheduler.
 
-    Else None.
+    None if they are equal, or if there are not two shifts of flow matching.
     """
     config = scheduler_config(folder)
     if prediction is not Prediction.FLOW_MATCHING or shift is None or not is_flow_scheduler(config):

@@ -1,4 +1,4 @@
-"""The memory that a recipe's training holds besides the model."""
+"""The memory that a recipe's training holds for each parameter, and the samples that it draws together."""
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.holding import DEVICE, Item, Workload, plain_states
@@ -14,13 +14,14 @@ from diffusionpipe.trainer.recipe.training_section import Average, Rounded
 
 
 def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
-    """The memory that a recipe's training keeps of each parameter: its type, gradient, optimizer's states and average.
+    """The workload of a recipe: its batch, and the bytes of each parameter's value, gradient, states and average.
 
     All are float32, or float64 in that precision, unless `training.weights`, `training.ema_states` or
-    `optimizer.states` say otherwise. Where groups of parameters differ in what the optimizer keeps, the most counts for
-    all. States that do not follow from the number of parameters are counted for the parameters of `model`; without one
-    a matrix stands for all. Frozen parameters are counted as wide as the model's description says, which has them as
-    they will be stored. Where the sizes are searched, the search chooses the place of the frozen part.
+    `optimizer.states` say otherwise. Where groups of parameters differ in the states that the optimizer keeps, the
+    largest counts for all. States that do not follow from the number of parameters are counted for the parameters of
+    `model`; without a model a matrix of an example's size is counted. Frozen parameters have the width in the model's
+    description, where they are as they will be stored. Where the sizes are searched, the search chooses the place of
+    the frozen part.
 
     Raises:
         RecipeError: the states of the optimizer cannot be counted.
@@ -62,9 +63,9 @@ def workload_of(recipe: Recipe, model: ModelGraph | None = None) -> Workload:
 
 
 def samples_drawn_together(recipe: Recipe) -> int:
-    """The rows that go through the denoiser at a time where the run draws: its samples, twice with guidance.
+    """The number of rows that go through the denoiser at a time when a run draws: its samples, twice with guidance.
 
-    0 for none.
+    0 if the run draws no samples.
 
     Raises:
         ModelError: there is no model folder.

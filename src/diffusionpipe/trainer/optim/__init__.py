@@ -1,1 +1,1 @@
-"""Everything that changes a trained parameter: optimizers, rates, norms, averages."""
+"""All code that changes trained parameters: optimizers, learning rates, gradient norms, averages."""

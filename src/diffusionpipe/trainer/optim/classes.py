@@ -32,7 +32,7 @@ _SUBCLASSES = ("torchao",)
 
 
 def optimizer_class(name: str) -> OptimizerClass:
-    """The class of a name: of torch.optim for a word, of any package for a path such as "package.module.Class".
+    """The optimizer class of this name: a class of torch.optim, or the class at a path such as "package.module.Class".
 
     Raises:
         RecipeError: there is none, its package is not installed, or a pipeline cannot run it.
@@ -98,10 +98,12 @@ def _class_of_path(name: str) -> OptimizerClass:
 
 
 def check_arguments(name: str, of: OptimizerClass, arguments: Mapping[str, object]) -> None:
-    """Refuses a class that needs more than parameters and a rate, and arguments that its constructor does not have.
+    """Refuses an optimizer class that needs more than parameters and a rate, and arguments that it does not have.
+
+    `name`: the class in the recipe's words; `of`: the class itself; `arguments`: for its constructor.
 
     Raises:
-        RecipeError: names the reason, or the arguments.
+        RecipeError: it names the reason, or the arguments.
     """
     takes = inspect.signature(of).parameters
     options = [key for key, one in takes.items() if key not in ("params", "lr") and one.kind not in _VARIABLE]
@@ -121,7 +123,10 @@ def check_arguments(name: str, of: OptimizerClass, arguments: Mapping[str, objec
 
 
 def _need(of: OptimizerClass, takes: Mapping[str, inspect.Parameter]) -> str | None:
-    """The demand of a class that no pipeline can meet; None: parameters, their gradients and a rate are enough."""
+    """The demand of an optimizer class that no pipeline can meet, and the remedy; None if there is no such demand.
+
+    A class that needs only parameters, their gradients and a rate has none. `takes`: its constructor's parameters.
+    """
     if callable(getattr(of, "first_step", None)) and callable(getattr(of, "second_step", None)):
         return (
             "each of its steps evaluates the loss of the batch twice (a closure), and a pipeline runs a batch once; "
@@ -137,9 +142,10 @@ def _need(of: OptimizerClass, takes: Mapping[str, inspect.Parameter]) -> str | N
 
 
 def why_refused(of: OptimizerClass | None, arguments: Mapping[str, object], error: Exception) -> str:
-    """Why a library refuses the arguments of a recipe, in a sentence for the recipe's author.
+    """Why an optimizer's library raised `error` for the arguments of a recipe, in a sentence for the recipe's author.
 
-    `of`: the class, where its constructor refuses them; the one of a wrong kind is then named with its default.
+    `of`: the class if its constructor raised the error, else None. With it the sentence names the first argument of a
+    wrong kind and the argument's default.
     """
     text = str(error)
     if "closure" in text.lower():
@@ -152,7 +158,10 @@ def why_refused(of: OptimizerClass | None, arguments: Mapping[str, object], erro
 
 
 def _of_wrong_kind(of: OptimizerClass | None, arguments: Mapping[str, object]) -> str | None:
-    """The first argument that the constructor refuses beside the defaults of all others, with its own default."""
+    """The name and default of the first argument that the constructor refuses while all others have their defaults.
+
+    None if there is none, or no class.
+    """
     if of is None:
         return None
     # Each argument alone, beside the defaults of the others, shows which one is refused.
@@ -172,9 +181,9 @@ def with_tuples(arguments: Mapping[str, object]) -> dict[str, object]:
 
 
 class _Quiet:
-    """Hides prints and warnings of this process while any thread is inside.
+    """A context that hides prints, warnings and log messages up to WARNING of this process while a thread is in it.
 
-    Each of them is a setting of the whole process. Were each thread to restore what it had found, the thread that
+    Each of them is a setting of the whole process. If each thread restored the settings that it found, the thread that
     leaves last could restore the silence of another. So the first thread that enters saves and the last one restores.
     """
 
@@ -202,13 +211,13 @@ _quiet = _Quiet()
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Hides what a library prints and warns of while its optimizers are only tried. Threads may enter at any time."""
+    """A context that hides a library's prints and warnings while its optimizers are tried; threads may share it."""
     return _quiet
 
 
 @contextmanager
 def warned_once(say: Callable[[str], None]) -> Iterator[None]:
-    """A context that collects the library's warnings, and calls `say` at its end once for each different text."""
+    """A context that collects all warnings, and calls `say` at its end once for each different text."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         yield
@@ -224,7 +233,7 @@ def set_mode(optimizer: torch.optim.Optimizer, *, is_training: bool) -> None:
 
 
 def has_modes(of: OptimizerClass) -> bool:
-    """Whether the class has a mode for training and one for reading the weights, `train` and `eval`."""
+    """Whether the optimizer class has a mode for training and one for reading the weights, `train` and `eval`."""
     return callable(getattr(of, "train", None)) and callable(getattr(of, "eval", None))
 
 
@@ -236,7 +245,7 @@ def stand_in_of(parameter: torch.Tensor, shape: tuple[int, ...]) -> nn.Parameter
 
 
 def keys_in_groups(of: OptimizerClass, group: Mapping[str, object]) -> tuple[str, ...]:
-    """The keys of a parameter group that steps may change: all but its arguments; torch's own change none."""
+    """The keys of a parameter group that a class's steps may change: all but its arguments; () for torch.optim."""
     if of.__module__.startswith("torch.optim"):
         return ()
     # "group" is our own key, "train_mode" one of schedule-free optimizers, which `set_mode` sets.

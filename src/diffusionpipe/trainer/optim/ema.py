@@ -11,11 +11,11 @@ from diffusionpipe.trainer.optim.rounding import NARROW, key_of, round_into
 
 
 class Ema:
-    """The moving average of this rank's parameters, in float32, or in the parameters' type where that is wider.
+    """The moving averages of this rank's parameters, in float32, in the parameters' type if that is wider, or bfloat16.
 
-    On the device it costs one copy of the parameters, on the host none there; in bfloat16 it is half as large. With a
-    decay of 0.9999 an update is smaller than the last digit of a bfloat16 number, so it is rounded stochastically
-    (`rounding`). Inside `swapped` those that are not as wide as their averages are there once more.
+    On the device they cost one copy of the parameters, and half as much in bfloat16. On the host they cost no memory of
+    the device. With a decay of 0.9999 an update is smaller than the last digit of a bfloat16 number, so it is rounded
+    stochastically (`rounding`). Inside `swapped` there is a copy of the parameters whose type is not the average's.
     """
 
     def __init__(
@@ -25,9 +25,10 @@ class Ema:
         kept: str = "device",
         seed: int = 0,
     ) -> None:
-        """Starts at the present values of the parameters that have a decay.
+        """Starts the averages at the present values of the parameters that have a decay.
 
-        `kept`: "device", "host" or "bfloat16"; `seed`: of the rounding.
+        `decays`: the decay by the parameter's name. `kept`: where or as what the averages are kept: "device", "host" or
+        "bfloat16". `seed`: the seed of the rounding.
 
         Raises:
             RecipeError: a decay is not in [0, 1).
@@ -46,7 +47,7 @@ class Ema:
         self._is_swapped = False
 
     def _first(self, values: Tensor) -> Tensor:
-        """The average before the first step."""
+        """The average of a parameter with these values before the first step: a copy of them in the kept form."""
         if self._kept == "bfloat16":
             return values.to(NARROW, copy=True)
         if self._kept == "host":
@@ -57,7 +58,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the parameters after update `step`, counted from 0.
+        """Adds the parameters after update `step`, counted from 0, to the averages.
 
         average = d average + (1 - d) parameter, with d = min(decay, (1 + step) / (10 + step)): the first steps forget
         the random start quickly, as in TensorFlow's ExponentialMovingAverage with num_updates
@@ -75,13 +76,16 @@ class Ema:
                 self._take_in(number, weight, step)
 
     def _is_alike(self, number: int) -> bool:
-        """Whether an average is beside its parameter and of its type, so that many are updated at once."""
+        """Whether average `number` has the type and the device of its parameter, so that many are updated at once."""
         parameter, average = self._parameters[number], self._averages[number]
         is_wide = average.dtype.itemsize >= torch.float32.itemsize
         return is_wide and (average.dtype, average.device) == (parameter.dtype, parameter.device)
 
     def _take_in(self, number: int, weight: float, step: int) -> None:
-        """Update one average on its parameter's device, in float32 or wider."""
+        """Move average `number` towards its parameter by the fraction `weight`, on the parameter's device.
+
+        It is computed in float32 or wider. `step` decides how an average in bfloat16 is rounded.
+        """
         values, average = _wide(self._parameters[number].detach()), self._averages[number]
         wide = average.to(device=values.device, dtype=values.dtype, copy=True).lerp_(values, weight)
         if average.dtype is NARROW:
@@ -92,7 +96,7 @@ class Ema:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Puts the averages into the parameters, and back the very same bits when the block ends, also by an error."""
+        """A context in which the parameters have the averages' values; at its end they get their own bits back."""
         assert not self._is_swapped, "swapped() does not nest"
         self._is_swapped = True
         try:

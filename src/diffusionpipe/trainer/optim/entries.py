@@ -29,7 +29,7 @@ def entries_of(state: Mapping[str, object]) -> dict[str, Tensor]:
     Tensors are not copied. The names are described at the top of this module.
 
     Raises:
-        RecipeError: it holds something else than tensors, numbers and lists of them.
+        RecipeError: the state holds something else than tensors, numbers and lists of them.
     """
     return {name: tensor for key, value in state.items() for name, tensor in _entries(str(key), value)}
 

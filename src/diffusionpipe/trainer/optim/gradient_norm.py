@@ -14,9 +14,9 @@ from diffusionpipe.runtime.weights.squares import sum_of_squares
 
 
 def clip_alone(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip where one rank has all parameters: scale their gradients in place, and return their norm before that.
+    """Clip gradients on a rank that has all parameters: scale them in place; returns their norm before that.
 
-    None as `max_norm` only measures.
+    With None as `max_norm` nothing is scaled.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     device = gradients[0].device if gradients else torch.device("cpu")
@@ -27,7 +27,7 @@ def clip_alone(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Te
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """The factor for gradients of this norm: min(1, max_norm / (norm + 1e-6)), as torch's `clip_grad_norm_` has it.
+    """The factor that clips gradients of this norm: min(1, max_norm / (norm + 1e-6)), as in torch's `clip_grad_norm_`.
 
     Nothing waits for the device. The factor of a norm that is not finite is not finite or 0; the caller decides.
     """

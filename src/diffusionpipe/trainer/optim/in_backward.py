@@ -22,7 +22,10 @@ class InBackward:
     """Steps each parameter of a rank within the backward, as soon as its gradient is there, and frees the gradient."""
 
     def __init__(self, parameters: Collection[nn.Parameter], optimizer: RankOptimizer, device: torch.device) -> None:
-        """From now on each gradient is taken as soon as a backward has added it, if a step has begun."""
+        """Registers a hook on each parameter, which steps it as soon as a backward has added its gradient.
+
+        Call `begin` before each backward. `device`: where the sum of squares of the gradients is computed.
+        """
         self._optimizer, self._device = optimizer, device
         self._number = 0
         self._left: set[nn.Parameter] = set()
@@ -34,11 +37,14 @@ class InBackward:
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def begin(self, number: int) -> None:
-        """Makes the next backward the one of update `number`, whose learning rates are set."""
+        """Prepares for the backward of update `number`, and sets the sum of squares to 0.
+
+        The learning rates of the update must be set before.
+        """
         self._number, self._left, self.squares = number, set(self._all), self._nothing()
 
     def _take(self, parameter: Tensor) -> None:
-        """Step a parameter, whose gradient is there, and free the gradient."""
+        """Add the squared norm of a parameter's gradient to the sum, step the parameter, and free the gradient."""
         assert isinstance(parameter, nn.Parameter)
         assert parameter.grad is not None, "the hook comes when it is there"
         assert parameter in self._left, "a second backward would step it twice: a step has one micro-batch"

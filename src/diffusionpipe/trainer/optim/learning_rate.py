@@ -9,7 +9,7 @@ from diffusionpipe.trainer.optim.named_rates import factor_at
 
 
 class Decay(StrEnum):
-    """The form in which the learning rate falls after the warm-up."""
+    """The course of the learning rate after the warm-up steps: constant, or a linear or cosine fall."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -18,7 +18,10 @@ class Decay(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateSchedule:
-    """A linear warm-up to the peak, then constant, or a linear or cosine decay to a fraction of the peak."""
+    """The numbers of a learning rate schedule: linear warm-up steps to a peak, then constant or a decay.
+
+    The decay is linear or a cosine, to a fraction of the peak. A schedule of transformers can take its place.
+    """
 
     peak: float
     """The highest learning rate."""
@@ -33,13 +36,13 @@ class LearningRateSchedule:
     named: str = ""
     """Name of the schedule of transformers that holds in place of `decay`."""
     arguments: str = "{}"
-    """Its arguments, JSON."""
+    """The arguments of the schedule of transformers, JSON."""
 
     def __post_init__(self) -> None:
-        """Collects every problem of the values.
+        """Checks the values.
 
         Raises:
-            RecipeError: a value is out of its range.
+            RecipeError: a value is out of its range; every problem is listed.
         """
         problems = []
         if not (math.isfinite(self.peak) and self.peak > 0):

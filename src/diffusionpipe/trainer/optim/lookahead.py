@@ -39,7 +39,10 @@ def predict(optimizer: torch.optim.Optimizer | None, rates: Sequence[Mapping[str
 
 
 def _step_of(group: Mapping[str, Any], state: Mapping[str, Tensor | None]) -> Tensor | None:
-    """The last step, for a rate of 1 and towards higher losses; None if there was none."""
+    """The last step of a parameter, for a rate of 1 and towards higher losses; None if it has made no step.
+
+    `group` and `state`: the parameter's group and state in torch's optimizer.
+    """
     if "momentum" in group:
         return state.get("momentum_buffer")
     mean, square, step = state.get("exp_avg"), state.get("exp_avg_sq"), state.get("step")

@@ -43,7 +43,11 @@ def _factors(name: str, arguments: str, peak: float, warmup_steps: int, total_st
 
 
 def _scheduler(name: str, arguments: Mapping[str, Any], peak: float, warmup_steps: int, total_steps: int) -> object:
-    """The scheduler of transformers, on an optimizer that has nothing to do."""
+    """A new learning rate scheduler of transformers, on an optimizer of its own whose rate it sets.
+
+    Raises:
+        RecipeError: the schedule refuses its arguments.
+    """
     from transformers.optimization import get_scheduler
 
     # The schedule wants an optimizer, whose rate it sets.
@@ -73,18 +77,21 @@ def problem_of_schedule(name: str, arguments: Mapping[str, Any], *, warmup_steps
 
 
 class LossRates:
-    """The factor of the learning rate by a schedule that reads the loss of each step.
+    """A learning rate schedule that reads the loss of each step, and the factor of the peak that follows from it.
 
-    A loss is the mean over the whole batch, so every rank has the same factor.
+    A loss is the mean over the whole batch, so every rank has the same factor. Under the name of any other schedule the
+    factor is always 1.
     """
 
     def __init__(
         self, name: str, arguments: Mapping[str, Any], peak: float, kept: Mapping[str, object] | None = None
     ) -> None:
-        """`kept`: values that `state` has returned before.
+        """Starts the schedule `name` of transformers, or continues it with the values of a checkpoint.
+
+        `kept`: the checkpoint's values, as `kept_rates` finds them; None: the schedule starts.
 
         Raises:
-            CheckpointError: no run has written that.
+            CheckpointError: no run has written these values.
         """
         self._peak = peak
         # 0, 1: schedules by losses read no numbers of steps.
@@ -111,7 +118,7 @@ class LossRates:
             self._scheduler.step(loss)  # changes the rate of the idle optimizer
 
     def state(self) -> dict[str, object]:
-        """The schedule's values for the state of a checkpoint; empty where it reads no losses."""
+        """The schedule's values to add to a checkpoint's state, under one key; {} if the schedule reads no losses."""
         if self._scheduler is None:
             return {}
         rate = self._scheduler.optimizer.param_groups[0]["lr"]
@@ -119,7 +126,7 @@ class LossRates:
 
 
 def kept_rates(state: Mapping[str, object]) -> Mapping[str, object] | None:
-    """The schedule's values in a checkpoint's state; None in one whose schedule read no losses.
+    """The values in a checkpoint's state of a schedule that reads losses; None if the run had no such schedule.
 
     Raises:
         CheckpointError: no run has written such values.

@@ -35,8 +35,10 @@ _FAILURES = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 """The errors with which constructors refuse arguments or parameters."""
 
 _EXAMPLE = 2**14
-"""Most numbers of a parameter that is tried in place of a larger one; more than the 4,096 below which 8-bit optimizers
-keep wider numbers."""
+"""The most elements of a parameter that is tried in place of a larger one.
+
+It is more than 4,096, below which 8-bit optimizers keep wider numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +47,22 @@ class Group:
 
     name: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """Arguments of the optimizer's class for this group that differ from the optimizer's own, and others."""
+    """Arguments of the class for this group; they replace the arguments that hold for all groups."""
     optimizer: str = ""
-    """Name of its own class; "": the optimizer's."""
+    """Name of the class that steps this group; "": the class that is named for all groups."""
     is_flat: bool = False
     """Whether its parameters of more than two dimensions are stepped as matrices (first, all others)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The parameters of one class."""
+    """An optimizer of one class, which steps a part of a rank's parameters, and the means to make another like it."""
 
     optimizer: torch.optim.Optimizer
     make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-    """Another one of the same class and arguments, from groups of parameters."""
+    """Makes another optimizer of the same class and arguments from groups of parameters."""
     given: Mapping[str, Mapping[str, Any]]
-    """Name of a group -> what it was made with, without its parameters."""
+    """Name of a group -> its entries without the parameters, as the optimizer was made."""
 
 
 class RankOptimizer:
@@ -72,9 +74,10 @@ class RankOptimizer:
         flat: Mapping[nn.Parameter, nn.Parameter],
         narrow: Mapping[nn.Parameter, NarrowParameter] = MappingProxyType({}),
     ) -> None:
-        """`flat`: parameter -> the matrix of the same memory that is stepped in its place.
+        """Joins the optimizers of `parts`, one for each class, and sets their mode for training.
 
-        `narrow`: parameter that is kept in bfloat16 -> what widens and rounds it.
+        `flat`: parameter -> the matrix of the same memory that is stepped in its place. `narrow`: parameter that is
+        kept in bfloat16 -> the object that widens it before its step and rounds it after.
         """
         self._parts, self._flat, self._narrow = tuple(parts), dict(flat), dict(narrow)
         self._is_new = True
@@ -90,7 +93,7 @@ class RankOptimizer:
 
     @property
     def parts(self) -> tuple[torch.optim.Optimizer, ...]:
-        """The optimizers of the library, one for each class."""
+        """The optimizers of torch or another library that this one joins, one for each class."""
         return tuple(part.optimizer for part in self._parts)
 
     @property
@@ -100,13 +103,13 @@ class RankOptimizer:
 
     @property
     def name(self) -> str:
-        """The names of its classes with "and" between."""
+        """The names of the optimizer's classes with "and" between."""
         return " and ".join(type(one).__name__ for one in self.parts)
 
     def step(self, number: int = 0) -> None:
-        """Changes the parameters that have gradients; a library's warnings are shown once, with the first step.
+        """Steps all parameters that have gradients; a library's warnings are logged once, with the first step.
 
-        `number`: of the update, counted from 0; weights in bfloat16 are rounded by it.
+        `number`: the number of the update, counted from 0; the rounding of weights in bfloat16 depends on it.
         """
         with self._as_matrices(self._flat), warned_once(logger.warning) if self._is_new else nullcontext():
             for optimizer in self.parts:
@@ -114,7 +117,7 @@ class RankOptimizer:
         self._is_new = False
 
     def step_alone(self, parameter: nn.Parameter, number: int) -> None:
-        """Changes one parameter, which has a gradient, to the same bits as `step`; `number`: of the update."""
+        """Steps one parameter, which has a gradient, to the same bits as `step`; `number`: the number of the update."""
         stepped, part = self._place(parameter)
         with (
             self._as_matrices(self._flat.keys() & {parameter}),
@@ -126,7 +129,10 @@ class RankOptimizer:
 
     @contextmanager
     def _as_matrices(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """The matrices that are stepped in place of these parameters lie in their memory and have their gradients."""
+        """A context in which the matrices for these parameters have the parameters' memory and gradients.
+
+        The optimizer steps the matrices in place of the parameters.
+        """
         matrices = []
         for parameter in parameters:
             matrix = self._flat[parameter]
@@ -147,23 +153,26 @@ class RankOptimizer:
             self._resting.step(optimizer, number)
 
     def rest(self, rest: Rest) -> None:
-        """Sets the form in which the states are kept between updates, before any of them is there.
+        """Sets the form in which the states are kept between updates; call it before there are any states.
 
-        A class that counts its steps for all parameters together cannot be stepped so (`optimizer_check`).
+        A class that counts its steps for all parameters together can have only the plain form (`optimizer_check`).
         """
         narrow = {one.stand_in: one for one in self._narrow.values()}
         shared = frozenset() if rest.is_plain else self.shared_keys()
         self._resting = Resting(rest, shared, narrow) if narrow or not rest.is_plain else None
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """The state of a parameter by key, with the rounding error of one in bfloat16; {} before its first step."""
+        """The optimizer's state of a parameter by key; {} before its first step.
+
+        It includes the rounding error of a parameter in bfloat16, if that is kept.
+        """
         stepped, part = self._place(parameter)
         state: dict[str, Any] = part.optimizer.state.get(stepped, {})
         narrow = self._narrow.get(parameter)
         return state if narrow is None or narrow.error is None else {**state, ERROR: narrow.error}
 
     def set_state(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
-        """Replaces the state of a parameter by this dict, which is kept and changed."""
+        """Replaces the state of a parameter by this dict. The dict itself is kept, and steps change it."""
         stepped, part = self._place(parameter)
         if parameter in self._narrow:
             error = state.pop(ERROR, None)
@@ -180,7 +189,7 @@ class RankOptimizer:
             narrow.error = None
 
     def group_values(self) -> list[dict[str, Any]]:
-        """For each parameter group the values that steps change, by key; the objects themselves."""
+        """The values that steps change in each parameter group, by key; they are not copied."""
         return [{key: group[key] for key in keys} for group, keys in self._changing]
 
     def set_group_values(self, values: Sequence[Mapping[str, Any]]) -> None:
@@ -192,11 +201,11 @@ class RankOptimizer:
 
     @property
     def _changing(self) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-        """Each group, and its keys that steps change."""
+        """Each parameter group of torch's optimizers, and the keys of it that steps change."""
         return [(group, keys_in_groups(type(one), group)) for one in self.parts for group in one.param_groups]
 
     def example(self, parameter: nn.Parameter) -> "StateExample":
-        """The entries that the class keeps after steps for a smaller parameter of the same group, type and device."""
+        """The entries of the optimizer's state after trial steps of a small parameter of the same group and type."""
         stepped, part = self._place(parameter)
         group = _group_of(part, stepped)
         found = _example(part, str(group["group"]), stepped)
@@ -206,13 +215,16 @@ class RankOptimizer:
         return replace(found, at_once={**found.at_once, **error}, later={**found.later, **error})
 
     def kind_of(self, parameter: nn.Parameter) -> object:
-        """A key that is equal for parameters whose `example` is the same: small shape, types, device and group."""
+        """A key that is equal for parameters whose `example` is the same: small shape, types, device and group.
+
+        So the example of one parameter can be used for all parameters with the same key.
+        """
         stepped, part = self._place(parameter)
         group = _group_of(part, stepped)["group"]
         return _small(stepped.shape), parameter.dtype, stepped.dtype, stepped.device, group
 
     def shared_keys(self) -> frozenset[str]:
-        """The names of entries whose memory all parameters share, such as the code tables of 8-bit optimizers."""
+        """The names of the state entries whose memory all parameters share: the code tables of 8-bit optimizers, ..."""
         return frozenset(key for part in self._parts for key in _shared(part))
 
     def _place(self, parameter: nn.Parameter) -> tuple[nn.Parameter, _Part]:
@@ -228,7 +240,7 @@ class RankOptimizer:
 
 @contextmanager
 def _alone(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Iterator[None]:
-    """The optimizer has this one of its parameters alone, so that a step does not look at the others."""
+    """A context in which the optimizer has only this one of its parameters, so that a step ignores the others."""
     groups = optimizer.param_groups
     own = next(group for group in groups if any(parameter is one for one in group["params"]))
     members = own["params"]
@@ -245,13 +257,14 @@ def _group_of(part: _Part, parameter: nn.Parameter) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StateExample:
-    """The entries that a class keeps of a small parameter after one and after three steps, and of its group."""
+    """The entries, as tensors by name, that an optimizer class keeps of a small parameter and of its group."""
 
     at_once: Mapping[str, Tensor]
-    """After one step."""
+    """The parameter's entries after one step."""
     later: Mapping[str, Tensor]
-    """After three steps."""
+    """The parameter's entries after three steps."""
     group: Mapping[str, Tensor]
+    """The entries of the parameter's group that steps change, after three steps."""
 
 
 def build_optimizer(
@@ -262,14 +275,15 @@ def build_optimizer(
     group_of: Callable[[str], Group] = lambda _: Group(),
     rounding: Rounding | None = None,
 ) -> RankOptimizer | None:
-    """The optimizer of this name for this rank's trainable parameters, or None where it owns none.
+    """The optimizer of this name for this rank's trainable parameters, or None if the rank has none.
 
-    Each of its parameter groups holds the parameters of a group, by whose name it is called in "group".
+    Each of its parameter groups holds the parameters for which `group_of`, called with a parameter's name, returns the
+    same group. The entry "group" of it is the group's name.
 
-    `arguments` go to its constructor (lists become tuples, as TOML has no tuples); a group's arguments go over them.
-    Adam and AdamW use their fused kernel where this device has one, unless the arguments choose `fused`, `foreach`,
-    `capturable` or `differentiable`. A rank without parameters checks the arguments as well, so that a wrong one stops
-    every rank. With `rounding` parameters in bfloat16 are widened for their steps, and rounded after them.
+    `arguments` go to the class's constructor (lists become tuples, as TOML has no tuples); a group's arguments replace
+    them. Adam and AdamW use their fused kernel where this device has one, unless the arguments choose `fused`,
+    `foreach`, `capturable` or `differentiable`. A rank without parameters checks the arguments too, so that a wrong
+    one stops every rank. With `rounding` parameters in bfloat16 are widened for their steps, and rounded after them.
 
     Raises:
         RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that it refuses.
@@ -367,7 +381,7 @@ def problem_of_shapes(
 def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object], device: str) -> str | None:
     """Why the optimizer cannot step on this kind of device, as with `capturable` on a CPU; None if it can.
 
-    A parameter of `dimensions` dimensions is tried.
+    It is tried with a parameter of `dimensions` dimensions.
 
     Raises:
         RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that its constructor refuses.
@@ -388,7 +402,10 @@ def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object],
 
 
 def set_learning_rates(optimizer: RankOptimizer | torch.optim.Optimizer | None, rates: Mapping[str, float]) -> None:
-    """Sets the learning rate of the next update of each group, by the group's name; None as optimizer does nothing."""
+    """Sets the learning rate of each parameter group for the next update; `optimizer` None: nothing is done.
+
+    `rates`: learning rates by the group's name.
+    """
     for group in optimizer.param_groups if optimizer is not None else ():
         group["lr"] = rates[str(group["group"])]
 
@@ -413,7 +430,7 @@ def kept_state(name: str, arguments: Mapping[str, object]) -> frozenset[str]:
 
 
 def _state_of_one(name: str, arguments: Mapping[str, object]) -> tuple[Mapping[str, Tensor], torch.Size]:
-    """The state of a tiny parameter after a step, and the parameter's shape."""
+    """The entries of the optimizer's state of a small parameter after one step, and the parameter's shape."""
     stand_in = nn.Parameter(torch.zeros(2, 2))
     usable = {key: value for key, value in arguments.items() if key != "capturable"}  # which a CPU cannot have
     with quiet():
@@ -425,9 +442,9 @@ def _state_of_one(name: str, arguments: Mapping[str, object]) -> tuple[Mapping[s
 def optimizer_tensors(
     optimizer: RankOptimizer | None, named_parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """The optimizer's state by "parameter.entry" ("unet.conv_in.weight.exp_avg"), step counters included; {} for None.
+    """The optimizer's state as tensors by "parameter.entry" ("unet.conv_in.weight.exp_avg"); {} for None.
 
-    State that the optimizer has not created yet is not there: torch creates the state of a parameter in its first step.
+    Step counters are included. A parameter without a step has no entries: torch creates its state in the first step.
     """
     if optimizer is None:
         return {}
@@ -439,9 +456,9 @@ def optimizer_tensors(
 
 
 def group_tensors(optimizer: RankOptimizer | None) -> dict[str, Tensor]:
-    """The values that steps change in the optimizer's groups, by "group.entry": counters, Prodigy's d.
+    """The values that steps change in the optimizer's groups, as tensors by "group.entry": counters, Prodigy's d.
 
-    {} for None, and before the first step.
+    {} if the optimizer is None, and before the first step.
     """
     if optimizer is None or all(not optimizer.state_of(p) for g in optimizer.param_groups for p in _parameters(g)):
         return {}
@@ -535,7 +552,7 @@ def restore_optimizer(
     named_parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Replaces the optimizer's state by `tensors` ("parameter.entry"); parameters without any start from nothing.
+    """Replaces the optimizer's state by `tensors` ("parameter.entry"); a parameter without any has no state then.
 
     Raises:
         CheckpointError: an entry of a list is missing.
@@ -557,7 +574,7 @@ def restore_optimizer(
 
 
 def restore_groups(optimizer: RankOptimizer | None, tensors: Mapping[str, Tensor]) -> None:
-    """Puts `tensors` ("group.entry") into the groups of the optimizer.
+    """Writes values of a checkpoint, `tensors` ("group.entry"), into the groups of the optimizer.
 
     Raises:
         CheckpointError: an entry of a list is missing.
@@ -576,7 +593,7 @@ def _restored(owner: str, entries: Mapping[str, Tensor]) -> dict[str, object]:
 
 
 def _by_owner(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors named "owner.entry" by owner, and by entry; entries hold no dot."""
+    """Owner -> entry -> tensor, from tensors named "owner.entry"; an owner's name may have dots, an entry has none."""
     found: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
         owner, _, key = full_name.rpartition(".")  # names of parameters have dots
@@ -593,7 +610,7 @@ def _other_state(optimizer: RankOptimizer, count: str, problems: Sequence[str]) 
 
 
 def _runs_fused(of: OptimizerClass, parameters: list[nn.Parameter]) -> bool:
-    """Whether the fused kernel takes these parameters, found by stepping small tensors of their types and devices."""
+    """Whether the class's fused kernel accepts these parameters, by a step of small tensors of like type and device."""
     stand_ins = [  # one for each kind is enough
         nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
         for dtype, device in sorted({(p.dtype, p.device) for p in parameters}, key=str)
@@ -609,7 +626,10 @@ def _runs_fused(of: OptimizerClass, parameters: list[nn.Parameter]) -> bool:
 
 
 def _example(part: _Part, group: str, like: nn.Parameter) -> StateExample:
-    """The entries of a small parameter of the group after one step and after three."""
+    """The entries of an optimizer's state after one and after three steps of a small parameter like `like`.
+
+    `group`: the name of the group whose arguments hold.
+    """
     stand_in = stand_in_of(like, _small(like.shape))
     example = part.make([{**part.given[group], "params": [stand_in]}])
     set_mode(example, is_training=True)
@@ -622,7 +642,7 @@ def _example(part: _Part, group: str, like: nn.Parameter) -> StateExample:
 
 
 def _small(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape itself, or one with as many dimensions whose parameter is small to try."""
+    """A shape with the same number of dimensions and at most `_EXAMPLE` elements: long sides are halved."""
     sides = list(shape)
     while sides and torch.Size(sides).numel() > _EXAMPLE:
         largest = max(range(len(sides)), key=sides.__getitem__)
@@ -631,7 +651,7 @@ def _small(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _shared(part: _Part) -> Iterator[str]:
-    """The entries that two parameters have in the same memory."""
+    """The names of the state entries that two parameters have in the same memory."""
     like = next(parameter for group in part.optimizer.param_groups for parameter in group["params"])
     # 8,192 numbers: 8-bit classes keep shorter parameters in wide numbers, without their tables.
     pair = [stand_in_of(like, (128, 64)) for _ in range(2)]

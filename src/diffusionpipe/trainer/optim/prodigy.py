@@ -22,7 +22,7 @@ PATHS = ("prodigyopt.Prodigy", "prodigyopt.prodigy.Prodigy")
 """The paths of the class whose sums are taken over all ranks."""
 
 SumOver = Callable[[Tensor], Tensor]
-"""The sum of a float64 vector over all ranks, in host memory."""
+"""A function that returns the sum of a float64 vector over all ranks, in host memory."""
 
 
 @dataclass(slots=True)
@@ -30,11 +30,13 @@ class SharedProdigy:
     """Steps a rank's Prodigy with the two sums over the parameters of all ranks; it keeps the last rate."""
 
     optimizer: torch.optim.Optimizer | None
-    """None on a rank without parameters, which takes part in the sums."""
+    """The Prodigy that steps the rank's parameters; None on a rank without parameters, which takes part in the sums."""
     owned: Collection[nn.Parameter]
     """The parameters that count on this rank when every parameter is counted once."""
     sum_over: SumOver
+    """Sums a vector over all ranks."""
     device: torch.device
+    """The device on which the sums are computed."""
     rate: float = 0.0
     """d x the learning rate of the last step, by which updates were scaled."""
 
@@ -59,7 +61,10 @@ class SharedProdigy:
             self._step(numerator, denominator, is_still=local == 0)
 
     def _terms(self, parameter: nn.Parameter, group: Mapping[str, Any], first: Mapping[str, Any]) -> list[Tensor]:
-        """The parameter's terms of both sums, float64."""
+        """The parameter's terms of the two sums, [numerator, denominator], each a float64 tensor without dimensions.
+
+        `group`: the parameter's group; `first`: the first group, which has the values that hold for all.
+        """
         assert self.optimizer is not None
         assert parameter.grad is not None
         state, slices = self.optimizer.state.get(parameter, {}), group["slice_p"]
@@ -77,7 +82,10 @@ class SharedProdigy:
         return [d / group["d0"] * rate * moved, length]
 
     def _step(self, numerator: float, denominator: float, *, is_still: bool) -> None:
-        """The step of the class, led to the d of all ranks; `is_still`: none of this rank's parameters has moved."""
+        """Run the class's own step so that it arrives at the d that follows from the sums over all ranks.
+
+        `is_still`: whether this rank's part of the denominator is 0, so that the class does nothing.
+        """
         assert self.optimizer is not None
         groups = self.optimizer.param_groups
         first = groups[0]
@@ -97,7 +105,10 @@ class SharedProdigy:
             group.update(d=d_new, d_max=d_max, d_hat=d_hat, d_numerator=numerator, d_denom=denominator)
 
     def _finish(self, rate: float) -> None:
-        """The end of a step whose gradients have all been 0 so far: decay and counters."""
+        """Apply the weight decay and count the step, on a rank whose gradients have all been 0 so far.
+
+        The class leaves both out there. `rate`: d x the learning rate.
+        """
         assert self.optimizer is not None
         for parameter, group in _stepped(self.optimizer):
             self.optimizer.state[parameter]["step"] += 1
@@ -108,7 +119,7 @@ class SharedProdigy:
 
 
 def _stepped(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-    """The parameters that a step changes, with their groups."""
+    """Each parameter that a step changes, and its group: parameters with a gradient, groups with a rate above 0."""
     for group in optimizer.param_groups:
         if group["lr"] > 0:
             yield from ((parameter, group) for parameter in group["params"] if parameter.grad is not None)
@@ -120,7 +131,7 @@ def _beta3(group: Mapping[str, Any]) -> float:
 
 
 def _rate(optimizer: torch.optim.Optimizer) -> float:
-    """The rate times d of the present step."""
+    """The product of d and the learning rate in the present step, with Adam's bias correction if the class makes it."""
     first = optimizer.param_groups[0]
     beta1, beta2 = first["betas"]
     count = first["k"] + 1

@@ -1,7 +1,7 @@
-"""The weights that an optimizer with modes wants to be read, in place of those that it trains.
+"""The averages of an optimizer with modes, which are read in place of the weights that it trains.
 
-Schedule-free optimizers take gradients at one point (training mode) and have learnt another one, an average (reading
-mode). Validation, samples, checkpoints' averages and exports take the average.
+Schedule-free optimizers take gradients at one point (training mode), and their result is another one, an average
+(reading mode). Validation, samples, checkpoints' averages and exports take the average.
 
 Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682.
 """
@@ -17,10 +17,10 @@ from diffusionpipe.trainer.optim.optimizer import RankOptimizer
 
 
 class ReadWeights:
-    """The averages that a schedule-free optimizer has learnt, as they are to be read; used as an `Ema` is.
+    """The averages that a schedule-free optimizer computes of a rank's parameters, with the methods of `Ema`.
 
-    Nothing is kept, but while they are read there is a copy of the trained parameters: the way back through the
-    optimizer would round them.
+    It keeps no tensors. While the averages are read there is a copy of the trained parameters, because the way back
+    through the optimizer would round them.
     """
 
     def __init__(self, named_parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer | None) -> None:
@@ -28,11 +28,11 @@ class ReadWeights:
         self._is_swapped = False
 
     def update(self, step: int) -> None:
-        """Does nothing: the optimizer itself has taken in the step."""
+        """Does nothing: the optimizer itself updates the averages in its step."""
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Puts the averages into the parameters, and back the very same bits when the block ends, also by an error."""
+        """A context in which the parameters have the averages' values; at its end they get their own bits back."""
         assert not self._is_swapped, "swapped() does not nest"
         self._is_swapped = True
         trained = {name: parameter.detach().clone() for name, parameter in self._named.items()}
@@ -47,7 +47,7 @@ class ReadWeights:
             self._is_swapped = False
 
     def tensors(self) -> dict[str, Tensor]:
-        """New tensors with the averages, by parameter name; loading into them changes nothing."""
+        """Copies of the averages, by parameter name; loading into them changes nothing."""
         with self.swapped():
             return {name: parameter.detach().clone() for name, parameter in self._named.items()}
 

@@ -28,9 +28,10 @@ class Resting:
         shared: frozenset[str] = frozenset(),
         narrow: Mapping[nn.Parameter, NarrowParameter] = MappingProxyType({}),
     ) -> None:
-        """`shared`: entries whose memory all parameters share; these stay where they are.
+        """Starts without states, which will be kept in the form `rest` between updates.
 
-        `narrow`: stand-in of a parameter in bfloat16 -> what widens and rounds it.
+        `shared`: names of entries whose memory all parameters share; these stay where they are. `narrow`: stand-in of
+        a parameter in bfloat16 -> the object that widens it before its step and rounds it after.
         """
         self._rest = rest
         self._narrow = dict(narrow)
@@ -39,7 +40,7 @@ class Resting:
         self._wide: dict[str, torch.dtype] = {}
 
     def step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Steps the parameters that have gradients, a bucket at a time; `number`: of the update."""
+        """Steps the parameters that have gradients, a bucket at a time; `number`: the number of the update."""
         stepped = [p for group in optimizer.param_groups for p in group["params"] if self._has_gradient(p)]
         gradients = [parameter.grad for parameter in stepped]
         try:
@@ -68,7 +69,7 @@ class Resting:
 
     @torch.no_grad()
     def put(self, parameter: nn.Parameter, state: dict[str, object]) -> None:
-        """Replaces the tensors in a parameter's state by ones in the form between updates."""
+        """Replaces the tensors in a parameter's state by copies in the form in which they are kept between updates."""
         for key, value in self._own(state):
             dtype = value.dtype
             if self._rest.dtype is not None and dtype.is_floating_point:
@@ -98,7 +99,7 @@ class Resting:
         return owner.grad is not None
 
     def _own(self, state: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
-        """The states of more than one number that are kept in another form."""
+        """The name and tensor of each entry of a state that is kept in another form; numbers and tables are not."""
         if self._rest.is_plain:
             return
         for key, value in list(state.items()):
@@ -107,7 +108,7 @@ class Resting:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:
-    """The numbers of neighbouring parameters of about `BUCKET` bytes together."""
+    """The buckets of a list of parameters: indices of neighbours that have at most about `BUCKET` bytes together."""
     bucket, size = list[int](), 0
     for number, parameter in enumerate(parameters):
         if bucket and size + parameter.nbytes > BUCKET:

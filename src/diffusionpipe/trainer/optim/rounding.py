@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 NARROW = torch.bfloat16
 ERROR = "rounding_error"
-"""The name of the second number among a parameter's saved states."""
+"""The name of the rounding error, Kahan's second number, among a parameter's saved states."""
 _CHUNK = 2**22
-"""Numbers that are rounded at a time: each needs some 20 bytes meanwhile."""
+"""The number of elements that are rounded at a time: each needs some 20 bytes meanwhile."""
 _LOW = 2**16 - 1
 """The bits of a float32 number that bfloat16 lacks."""
 
@@ -31,17 +31,19 @@ class Rounding:
     """The seed and the kind, stochastic or Kahan's, by which a run rounds its weights to bfloat16."""
 
     seed: int
+    """The seed of the random bits of stochastic rounding."""
     is_kahan: bool = False
+    """Whether weights are rounded to the nearest number and the error is kept (Kahan); else stochastically."""
 
 
 class NarrowParameter:
     """A parameter that is kept in bfloat16, with a stand-in that is float32 during an update and empty otherwise."""
 
     def __init__(self, name: str, parameter: nn.Parameter, shape: tuple[int, ...], rounding: Rounding) -> None:
-        """`shape`: the one in which it is stepped."""
+        """Makes the empty stand-in. `name`: the parameter's canonical name; `shape`: the shape that is stepped."""
         self.parameter = parameter
         self.error: Tensor | None = None
-        """The rest of each number, where it is kept; None before the first step."""
+        """The error of the last rounding of each number, if it is kept; None before the first step."""
         self._name, self._rounding = name, rounding
         # A shape without memory: classes look at shapes when they are made.
         self._nothing = torch.zeros((), dtype=torch.float32, device=parameter.device).expand(shape)
@@ -49,7 +51,7 @@ class NarrowParameter:
 
     @property
     def keeps_error(self) -> bool:
-        """Whether a second bfloat16 number is kept for each, the error of the rounding (Kahan's way)."""
+        """Whether the error of the rounding is kept for each element, as a second bfloat16 number (Kahan's way)."""
         return self._rounding.is_kahan
 
     @torch.no_grad()
@@ -65,7 +67,7 @@ class NarrowParameter:
 
     @torch.no_grad()
     def narrow(self, step: int) -> None:
-        """Rounds the stand-in's values after update `step` into the parameter, and frees the stand-in."""
+        """Writes the stand-in's values after update `step`, rounded, into the parameter, and frees the stand-in."""
         wide = self.stand_in.detach().reshape(-1)
         own = self.parameter.detach().view(-1)
         if self.keeps_error:
@@ -86,9 +88,9 @@ def round_into(own: Tensor, wide: Tensor, key: tuple[int, int]) -> None:
 
 
 def rounded(values: Tensor, key: tuple[int, int], start: int = 0) -> Tensor:
-    """Float32 numbers (N,) as bfloat16, rounded up or down by random bits, which follow from key and place.
+    """Float32 numbers (N,) as bfloat16, rounded up or down by random bits, which follow from key and index.
 
-    `start`: the place of the first one. Numbers that are not finite stay as they are.
+    `start`: the index of the first one in its tensor. Numbers that are not finite stay as they are.
     """
     places = torch.arange(start, start + len(values), dtype=torch.int64, device=values.device)
     noise = _mixed((_mixed(places ^ key[0]) + key[1]) & _WORD) >> 16  # 16 of 32 bits
@@ -103,7 +105,7 @@ _WORD = 2**32 - 1
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """Each word of 32 bits, in int64, mixed to another one: the finaliser of MurmurHash3 (A. Appleby)."""
+    """A hash of each word of 32 bits, in int64: the finaliser of MurmurHash3 (A. Appleby)."""
     words = ((words ^ (words >> 16)) * 0x85EBCA6B) & _WORD
     words = ((words ^ (words >> 13)) * 0xC2B2AE35) & _WORD
     return words ^ (words >> 16)

@@ -17,7 +17,7 @@ from diffusionpipe.ir.versions import staleness_of
 def factor_at(step: int, staleness: float, num_steps: int) -> float:
     """The factor of the learning rate of update `step`, counted from 0; 1 from update `num_steps` on.
 
-    `staleness`: how many steps the weights are old that a stage's forwards read, in the mean.
+    `staleness`: the mean age in steps of the weights that a stage's forwards read. `num_steps`: steps of the fading.
 
     >>> [factor_at(step, 4.0, 4) for step in (0, 2, 4)]
     [0.25, 0.5, 1.0]
@@ -29,10 +29,10 @@ def factor_at(step: int, staleness: float, num_steps: int) -> float:
 def fading_staleness(by_staleness: int | None, window: Schedule) -> Mapping[int, float]:
     """The mean age in steps of the weights that each block's forwards read in a window, by block.
 
-    {} where `by_staleness` is None, so that the rates do not depend on it.
+    {} where `by_staleness` is None: the learning rates do not depend on the age then.
 
     Raises:
-        ConfigError: they shall depend on it, but no stage reads weights that are older than one step in the mean.
+        ConfigError: the rates depend on it, but no stage reads weights that are older than one step in the mean.
     """
     if by_staleness is None:
         return {}

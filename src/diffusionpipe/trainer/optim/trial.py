@@ -29,24 +29,24 @@ from diffusionpipe.units import Bytes, Seconds
 Shape = tuple[int, ...]
 
 LIMIT: Seconds = 10.0
-"""Most time that the trials of one question take together."""
+"""The longest time that the trials of one call of `kept_bytes` take together."""
 _ALONE = 2**22
-"""Most numbers of a parameter that is tried itself; with what usual classes keep it takes far less than 1 GiB."""
+"""The most elements of a parameter that is tried itself; with states of usual classes it takes far less than 1 GiB."""
 _SMALL = 2**10
-"""Most numbers of a parameter that every class may be tried with."""
+"""The most elements of a parameter that is tried itself with every class."""
 _LONGEST = 2**13
 """The longest side over which states may be matrices: classes leave out longer ones, at lengths of their own."""
 _MUCH: Bytes = 2**26
 _TIMES = 32
-"""States of this many times their parameter, which are also as large as `_MUCH`, are a mistake of the recipe."""
+"""States larger than this many times their parameter, and larger than `_MUCH` bytes, are a mistake of the recipe."""
 _SIDES = ((8, 12, 20, 28, 36), (11, 17, 25, 31, 41)), ((72, 88, 112, 136, 152), (104, 120, 144, 168, 184))
-"""Sides in place of longer ones, the shortest first: for a look, and for the rule. Vectors have more than 4,096 numbers
-for the rule, because 8-bit classes keep other states of shorter ones."""
+"""The sides of the two smaller parameters, in place of longer sides, the shortest first: for a first look, and for the
+rule. For the rule vectors have more than 4,096 numbers, because 8-bit classes keep other states of shorter ones."""
 _VECTORS = (4160, 5184)
 _PAIR = (128, 64)
-"""A parameter that every class may be tried with, and whose states are as those of large ones."""
+"""The shape of a parameter that every class is tried with. Its states have the form of large parameters' states."""
 _SHORT = 32
-"""Sides of at most this length, as kernels have them, stay as they are."""
+"""Sides of at most this length, such as the sides of convolution kernels, are not made smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +54,28 @@ class KeptStates:
     """The bytes of an optimizer's states by the shape of the parameter, and the bytes that all parameters share."""
 
     by_shape: Mapping[Shape, Bytes]
+    """Shape of a parameter -> bytes of its states, without the shared bytes."""
     shared: Bytes
     """Bytes that all parameters of a rank share, such as the code tables of 8-bit classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor among the states of a parameter."""
+    """The shape and the bytes of a tensor among the states of a parameter."""
 
     shape: Shape
     item: Bytes
-    """Bytes of a number."""
+    """Bytes of one element."""
     storage: Bytes
-    """Bytes of its memory; 0 where another tensor before it lies there too."""
+    """Bytes of the tensor's memory; 0 where a tensor before it has the same memory."""
 
 
 def kept_bytes(
     name: str, arguments: Mapping[str, object], shapes: Sequence[Shape], dtype: torch.dtype = torch.float32
 ) -> KeptStates:
-    """The bytes of tensors that the class keeps for a parameter of each of these shapes after three steps.
+    """The bytes of states that an optimizer class keeps for a parameter of each of these shapes after three steps.
+
+    `name`: the class; `arguments`: of its constructor; `dtype`: the type of the parameters.
 
     Raises:
         RecipeError: it cannot step by gradients alone on a CPU, it keeps objects, its states follow no rule or are many
@@ -96,10 +99,10 @@ def kept_bytes(
 
 
 def has_group_values(name: str) -> bool:
-    """Whether the class keeps values for all parameters of a group together, such as a count of steps.
+    """Whether an optimizer class keeps values for all parameters of a group together, such as a count of steps.
 
     Raises:
-        RecipeError: it cannot be tried.
+        RecipeError: the class cannot be tried.
     """
     parameter = stand_in_of(torch.zeros(()), (4, 4))
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -111,19 +114,23 @@ def has_group_values(name: str) -> bool:
 
 
 def steps_together(name: str) -> bool:
-    """Whether a class that is named by its path steps all parameters in one go: it has modes, or values of groups.
+    """Whether an optimizer class must step all parameters at one time, because it has modes or values of groups.
+
+    Always False for a class of torch.optim, which has a name without a path.
 
     Raises:
-        RecipeError: it cannot be tried.
+        RecipeError: the class cannot be tried.
     """
     return "." in name and (has_modes(optimizer_class(name)) or has_group_values(name))
 
 
 def sums_over_all(name: str, arguments: Mapping[str, object]) -> bool:
-    """Whether the update of a parameter depends on others: it, or a value of its group, changes with a second one.
+    """Whether an optimizer's update of a parameter, or a value of its group, depends on other parameters.
+
+    It is found by steps with and without a second parameter.
 
     Raises:
-        RecipeError: it cannot be tried.
+        RecipeError: the class cannot be tried.
     """
     ends = []
     for others in ((), (3.0,)):  # alone, and beside a parameter with large gradients
@@ -187,14 +194,20 @@ def _sum(tensors: Mapping[str, _Tensor], shared: Mapping[str, Bytes]) -> Bytes:
 
 
 def _has_squares(name: str, key: str, shape: Shape, dtype: torch.dtype) -> bool:
-    """Whether some states are matrices over a side, whose steps take its third power of time."""
+    """Whether some states of a parameter of this shape are square matrices as long as a side.
+
+    The time of their steps grows with the cube of the side. `key`: the optimizer's arguments, JSON.
+    """
     first, _ = _smaller(tuple(side + index for index, side in enumerate(shape)), 0)  # no two sides are equal
     tensors = _tried(name, key, first, dtype).values()
     return any(len(one.shape) == 2 and one.shape[0] == one.shape[1] > 2 and one.shape != first for one in tensors)
 
 
 def _by_rule(name: str, key: str, shape: Shape, dtype: torch.dtype, size: int) -> Bytes | None:
-    """The bytes by the rule of two smaller parameters; None where they show none."""
+    """The bytes of the states of a parameter of this shape, by the rule that two smaller ones show; None: no rule.
+
+    `key`: the optimizer's arguments, JSON. `size`: index into `_SIDES`, 0 for a first look, 1 for the rule.
+    """
     small = _smaller(shape, size)
     first, second = (_tried(name, key, one, dtype) for one in small)
     if first.keys() != second.keys():
@@ -220,7 +233,7 @@ def _by_rule(name: str, key: str, shape: Shape, dtype: torch.dtype, size: int) -
 
 
 def _ways(side: int, shape: Shape) -> Iterator[tuple[str, int]]:
-    """All that a state's side may be of a parameter of this shape."""
+    """All ways in which a side of a state may follow from the parameter's shape, as (kind, index or length)."""
     numbers = prod(shape)
     own = [("side", index) for index, one in enumerate(shape) if one == side]
     yield from own
@@ -249,7 +262,10 @@ def _length(way: tuple[str, int], shape: Shape) -> int:
 
 
 def _smaller(shape: Shape, size: int) -> tuple[Shape, Shape]:
-    """Two smaller parameters of the same form: equal sides stay equal, and longer ones longer."""
+    """The shapes of two smaller parameters of the same form: equal sides stay equal, and longer ones longer.
+
+    `size`: index into `_SIDES`, 0 for a first look, 1 for the rule.
+    """
     if len(shape) == 1 and size:
         return (_VECTORS[0],), (_VECTORS[1],)
     long = sorted({side for side in shape if side > _SHORT})
@@ -263,7 +279,10 @@ def _smaller(shape: Shape, size: int) -> tuple[Shape, Shape]:
 
 @cache
 def _tried(name: str, arguments: str, shape: Shape, dtype: torch.dtype) -> dict[str, _Tensor]:
-    """The tensors of a parameter of this shape after three steps; memory counts where it is seen first."""
+    """The tensors in the state of a parameter of this shape after three steps, by entry; it tries the optimizer.
+
+    Memory that two tensors have counts for the first one. `arguments`: the optimizer's, JSON.
+    """
     with _built(name, arguments, shape, dtype) as (optimizer, parameter):
         for _ in range(3):
             _step(name, optimizer)
@@ -285,7 +304,7 @@ def _tried(name: str, arguments: str, shape: Shape, dtype: torch.dtype) -> dict[
 
 @cache
 def _shared(name: str, arguments: str, dtype: torch.dtype) -> dict[str, Bytes]:
-    """The states that all parameters have in the same memory, and their bytes."""
+    """Name of a state entry whose memory all parameters share -> its bytes."""
     tensors = _tried(name, arguments, _PAIR, dtype)
     with _built(name, arguments, _PAIR, dtype) as (optimizer, _):
         return {key: tensors[key].storage for key in optimizer.shared_keys() & tensors.keys()}
@@ -293,7 +312,10 @@ def _shared(name: str, arguments: str, dtype: torch.dtype) -> dict[str, Bytes]:
 
 @contextmanager
 def _built(name: str, arguments: str, shape: Shape, dtype: torch.dtype) -> Iterator[tuple[RankOptimizer, nn.Parameter]]:
-    """The optimizer of one parameter on the CPU, which has a gradient; nothing that it says or draws counts."""
+    """A context with an optimizer of one parameter on the CPU, and the parameter, which has a gradient.
+
+    Its prints and warnings are hidden, and its random numbers do not change the run's.
+    """
     usable = {key: value for key, value in json.loads(arguments).items() if key != "capturable"}
     with quiet(), torch.random.fork_rng(devices=[]):
         parameter = stand_in_of(torch.zeros((), dtype=dtype), shape)

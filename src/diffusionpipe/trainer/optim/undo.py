@@ -36,7 +36,7 @@ class Backup:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Copies the present values, into the same memory each time."""
+        """Copies the present parameters, gradients and optimizer state, into the same memory each time."""
         present = self._present()
         copies = {key: self._room(key, value) for key, value in present.items()}
         if present:
@@ -53,7 +53,7 @@ class Backup:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts the kept values back: the same bits in parameters, gradients and optimizer."""
+        """Writes the copied values back: parameters, gradients and optimizer have the same bits as before."""
         for i, parameter in enumerate(self._parameters):
             # The iteration since may have made gradients, or freed them.
             if (i, ".grad") not in self._copies:
@@ -74,13 +74,13 @@ class Backup:
             self._optimizer.set_group_values(copy.deepcopy(self._groups))
 
     def _states(self) -> list[dict[str, object]]:
-        """The optimizer's state of each parameter; an empty one is not put into the optimizer."""
+        """The optimizer's state of each parameter; {} where it has none."""
         if self._optimizer is None:
             return [{} for _ in self._parameters]
         return [self._optimizer.state_of(p) for p in self._parameters]
 
     def _present(self) -> dict[tuple[int, str], Tensor]:
-        """(number of the parameter, name of the entry) -> tensor."""
+        """(index of a parameter, name) -> tensor: its value under "", its gradient, and the entries of its state."""
         found: dict[tuple[int, str], Tensor] = {}
         for i, (parameter, state) in enumerate(zip(self._parameters, self._states(), strict=True)):
             found[i, ""] = parameter.detach()

@@ -1,4 +1,4 @@
-"""The keys of [data] beside a cache of encoders' results: which make a sample new, and how many results there are."""
+"""The effects of the keys of [data] on a cache of encoders' results: whether it can be used, and how many it holds."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -49,27 +49,30 @@ ON_CACHE: Mapping[str, OnCache] = {
     for effect, keys in effects.items()
     for key in keys.split()
 }
-"""By dotted key; masks of holes and of losses are made for each step, and so are latents of pictures with holes."""
+"""Dotted key of [data] -> its effect on a cache of encoders' results.
+
+Masks of holes and of losses are made for each step, and so are latents of pictures with holes.
+"""
 
 _CHOICE = re.compile(r"\{([^{}]*\|[^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many results of encoders a cache would keep: pictures, texts, and the number of each for a sample."""
+    """The numbers of pictures and texts whose encoder results a cache would keep, and of results for each sample."""
 
     pictures: int
-    """Pictures and clips that are kept."""
+    """The number of pictures and clips whose results are kept; 0 if each is new each time."""
     views: float
-    """Views of each, on average: its sizes, and each of them mirrored."""
+    """The mean number of views of each picture: its sizes, and each of them mirrored."""
     texts: int
-    """Texts that are kept, the empty one included."""
+    """The number of texts whose results are kept, the empty text included."""
     variants: float
-    """Texts of a sample, on average."""
+    """The mean number of texts of a sample."""
 
 
 def new_pictures(data: DataSection) -> list[str]:
-    """The names of the recipe's keys that make every picture or clip another one each time; [] where none does."""
+    """The keys set in a recipe by which every picture or clip is another one each time it is seen; [] for none."""
     asked = (
         ("data.random_crop", data.random_crop),
         ("data.frames", data.has_clips),
@@ -79,15 +82,16 @@ def new_pictures(data: DataSection) -> list[str]:
 
 
 def new_texts(rules: CaptionRules) -> list[str]:
-    """The names of the keys that make every text of these rules another one each time; [] where none does."""
+    """The keys set in these rules by which every text is another one each time it is made; [] for none."""
     asked = (("data.captions.shuffle", rules.shuffle), ("data.captions.tag_dropout", rules.tag_dropout > 0))
     return [key for key, is_set in asked if is_set]
 
 
 def counts_of(data: DataSection, samples: Iterable[tuple[int, tuple[str, ...]]], sizes: float = 1.0) -> Counts:
-    """How many results of encoders a cache would keep for samples, each given by its source's number and captions.
+    """The numbers of pictures and texts whose encoder results a cache would keep for these samples.
 
-    `sizes`: the number of sizes in which a picture is seen, on average.
+    `samples`: (index of the source, captions) of each sample. `sizes`: the mean number of sizes in which a picture is
+    seen.
     """
     own = list(samples)
     treatments = data.treatments

@@ -30,7 +30,10 @@ def recorded_recipe(path: Path) -> Recipe:
 
 
 def decided(recipe: Recipe, *, has_bfloat16: bool) -> Recipe:
-    """The recipe with its "auto" precision and storage set: bfloat16 where the devices have it, else float32.
+    """The recipe with its "auto" precision and storage of frozen weights set, by whether all devices have bfloat16.
+
+    The precision becomes bfloat16 or float32. Frozen weights are stored in bfloat16 where the precision is bfloat16 and
+    the recipe does not train DoRA.
 
     Raises:
         RecipeError: it states frozen or trained weights in bfloat16, which layers in its precision would read with a
@@ -65,9 +68,10 @@ def continued(recipe: Recipe, before: Recipe) -> Recipe:
 
 
 def planned(recipe: Recipe, checkpointed: tuple[str, ...], num_layers: int) -> Recipe:
-    """The recipe with `training.activation_checkpointing` set to the plan's recomputed layers, if it is open.
+    """The recipe with `training.activation_checkpointing` set to the layers that the plan recomputes, if it is "auto".
 
-    `num_layers`: layers of all trained blocks; if all are recomputed, the value is "*".
+    `checkpointed`: names of these layers; `num_layers`: the number of layers of all trained blocks. If all are
+    recomputed, the value is "*".
     """
     if recipe.training.activation_checkpointing is not None:
         return recipe

@@ -23,7 +23,7 @@ from diffusionpipe.trainer.recipe.section import Section
 
 
 class Effect(StrEnum):
-    """Whether a key may change when a run continues, and whether the change is said."""
+    """Whether a key may change when a run continues, and whether a log line says so."""
 
     SAID = "said"
     FIXED = "fixed"
@@ -96,7 +96,7 @@ EFFECTS: Mapping[str, Mapping[str, Effect]] = {
     section: {key: effect for effect, keys in effects.items() for key in keys.split()}
     for section, effects in _KEYS.items()
 }
-"""By section and key; `COMPONENT` and `MODEL` hold the keys of every component and of several models."""
+"""Section -> key -> whether the key may change. `COMPONENT` and `MODEL` hold the keys of components and of models."""
 
 
 _CLASSES: Mapping[str, type[Section]] = {**SECTIONS, COMPONENT: GroupSection, MODEL: MemberSection}
@@ -113,7 +113,7 @@ def effect_of(key: str) -> Effect:
 
 
 def values_of(recipe: Recipe) -> dict[str, JsonValue]:
-    """The values of a recipe as JSON, by dotted key, without the keys that may change in silence."""
+    """The values of a recipe as JSON, by dotted key, without the keys that may change silently in a continued run."""
     return {key: value for key, value in _pairs(tables_of(recipe)) if effect_of(key) is not Effect.SILENT}
 
 
@@ -130,10 +130,10 @@ def default_of(key: str) -> JsonValue:
 
 
 def with_values(recipe: Recipe, values: Mapping[str, JsonValue]) -> Recipe:
-    """The recipe with these values of some dotted keys, validated as a whole.
+    """The recipe with the values of some dotted keys replaced by `values`, and validated again as a whole.
 
     Raises:
-        RecipeError: they do not fit together.
+        RecipeError: the values do not fit together.
     """
     tables = recipe.model_dump(mode="json")
     del tables["model" if recipe.models else "models"]  # a recipe states one of them

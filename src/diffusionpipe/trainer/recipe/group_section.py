@@ -36,7 +36,7 @@ class RateSchedule(StrEnum):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is computed by a formula here, not by transformers' get_scheduler."""
+        """Whether a formula of ours computes this schedule, not transformers' `get_scheduler`."""
         return self in (RateSchedule.CONSTANT, RateSchedule.LINEAR, RateSchedule.COSINE)
 
     @property
@@ -56,10 +56,10 @@ ELSEWHERE = {
     "clip_norm": ("training", "clip_norm"),
     "microbatches": ("pipeline", "microbatches"),
 }
-"""Keys of [models.NAME], and the section and key that say the same for all models; components have the first six."""
+"""Key of [models.NAME] -> the section and key that say the same for all models. Components have the first six keys."""
 
 SWITCHED_OFF = ("ema_decay", "clip_norm")
-"""The keys of these that "none" switches off, for all models at once."""
+"""The keys in `ELSEWHERE` whose key for all models can be "none", which switches them off for all models."""
 
 _OTHERS = tuple(schedule for schedule in RateSchedule if not schedule.is_own)
 
@@ -83,7 +83,10 @@ class GroupSection(Section):
 
 
 def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Section]:
-    """The sections, by name, that a group changes by values of its own, with these values in them."""
+    """The sections, by name, that a group's own values change, with these values in place of the values for all.
+
+    `sections`: all sections, by name, with the values for all.
+    """
     changed: dict[str, Section] = {}
     for key, (name, general) in ELSEWHERE.items():
         value = getattr(own, key, None)
@@ -97,9 +100,9 @@ def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Sect
 
 
 def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each fault of a group's own values beside the `sections` for all.
+    """A sentence for each fault of a group's own values, each with the values for all in `sections`.
 
-    It begins with `key`, the group's.
+    It begins with `key`, the dotted key of the group's section.
     """
     # Imported only here: torch takes seconds, and a recipe's schema must not need it.
     from diffusionpipe.trainer.optim.optimizer import build_optimizer

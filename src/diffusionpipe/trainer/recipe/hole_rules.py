@@ -1,4 +1,4 @@
-"""Models that fill holes: the keys of a recipe that such a model needs, and those that no other model reads."""
+"""Checks of the recipe of an inpainting model: the keys that such a model needs, and the keys that no other reads."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def masks_fit_the_model(
     *, model: ModelSection, data: "DataSection", models: Mapping[str, MemberSection]
 ) -> Iterator[str]:
-    """A sentence where masks are set and the model reads none, or it fills holes and has no masks or has patches."""
+    """A sentence if masks are set and the model reads none, or if an inpainting model has no masks or has patches."""
     is_masked, is_placed = data.masks is not None, data.patches is not None
     problem = None if models else problem_of_masks(model.path, is_masked=is_masked, is_placed=is_placed)
     if problem is not None:
@@ -23,7 +23,10 @@ def masks_fit_the_model(
 
 
 def drawn_holes_have_pictures(*, data: "DataSection", sampling: SamplingSection) -> Iterator[str]:
-    """A sentence where the run would draw from pictures that its model does not read, or lacks pictures or masks."""
+    """A sentence if the run would draw samples from pictures that its model does not read, or lacks their masks.
+
+    Also if it lacks the pictures from which its inpainting model draws.
+    """
     if sampling.every is None:
         return
     is_clip = data.frames is not None

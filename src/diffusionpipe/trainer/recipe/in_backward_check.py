@@ -1,4 +1,4 @@
-"""The keys of other sections that `optimizer.in_backward` does not go with."""
+"""Checks of the keys of other sections with which `optimizer.in_backward` cannot work."""
 
 from collections.abc import Iterator, Mapping
 
@@ -23,7 +23,10 @@ def updates_in_backward_suit(
     pipeline: PipelineSection,
     models: Mapping[str, MemberSection],
 ) -> Iterator[str]:
-    """A sentence for each setting that excludes `optimizer.in_backward`: it needs all gradients of a step at once."""
+    """A sentence for each setting with which `optimizer.in_backward` cannot work.
+
+    Most of these settings need all gradients of a step at the same time.
+    """
     if not optimizer.in_backward:
         return
     asked = (

@@ -1,4 +1,4 @@
-"""How many copies of each stage a recipe asks for on a given number of ranks."""
+"""The ranks that train by a recipe, and the number of copies of each stage on them."""
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
@@ -20,10 +20,10 @@ def ranks_that_train(pipeline: PipelineSection, num_started: int) -> tuple[int, 
 
 
 def replicas_of_stages(pipeline: PipelineSection, num_ranks: int) -> tuple[int, ...]:
-    """The number of copies of each stage, in forward order, in one of the `data_parallel` equal pipelines.
+    """The number of replicas of each stage, in forward order, in one of the `data_parallel` equal pipelines.
 
     Raises:
-        RecipeError: the ranks do not suffice, or some would be left over.
+        RecipeError: there are not enough ranks, or some would be left over.
     """
     copies = pipeline.sizes.data_parallel
     per_pipeline, rest = divmod(num_ranks, copies)

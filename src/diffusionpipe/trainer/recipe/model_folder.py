@@ -8,9 +8,10 @@ from diffusionpipe.models.parts.hole_channels import fills_holes
 
 
 def components_of_folder(path: str) -> tuple[str, ...]:
-    """The names of the components with weights in a local folder; () where the path is none, or cannot be read.
+    """The names of the components in a local diffusers folder that have a config.json, as all with weights have.
 
-    A hub id and a model in one file are () too: their parts are known when they are opened.
+    () if the folder cannot be read, and for a hub id or a model in one file, whose components are known when they are
+    opened.
     """
     try:
         folder = expanded_path(Path(path))
@@ -23,11 +24,10 @@ def components_of_folder(path: str) -> tuple[str, ...]:
 
 
 def problem_of_masks(path: str, *, is_masked: bool, is_placed: bool) -> str | None:
-    """Why masks or patches do not fit to the model in a local folder, or masks are missing: "key: problem".
+    """Why masks or patches do not fit to the model in a local folder, or masks are missing, as "key: problem".
 
-    None where its files show no fault. `is_masked`, `is_placed`: the recipe has masks, or patches.
-
-    A hub id and a model in one file have None too: they are checked once they are folders.
+    None if its files show no fault, and for a hub id or a model in one file, which are checked once they are folders.
+    `is_masked`: whether the recipe has masks; `is_placed`: whether it trains on patches.
     """
     try:
         folder = expanded_path(Path(path))

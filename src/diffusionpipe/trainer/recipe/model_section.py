@@ -24,7 +24,7 @@ class FrozenDtype(StrEnum):
     """The form in which frozen weights are stored, by its name in a recipe."""
 
     AUTO = "auto"
-    """To be decided by the arithmetic (see `decided`)."""
+    """Not yet decided: the arithmetic of the layers decides it (see `decided`)."""
     BFLOAT16 = "bfloat16"
     FLOAT8 = "float8"
     INT8 = "int8"
@@ -39,14 +39,17 @@ class FrozenArithmetic(StrEnum):
 
 
 FrozenStore = FrozenDtype | dict[str, FrozenDtype] | None
-"""One dtype for all components, or one for each that is named; the others are stored in bfloat16."""
+"""The type of `model.frozen_dtype`: a form for all components, forms by component, or None for "none".
+
+Components without a form of their own in such a table are stored in bfloat16.
+"""
 
 
 def stored_form(stated: FrozenStore, component: str = "") -> FrozenDtype | None:
-    """The form in which linear layers of a component are stored; None for one of torch's dtypes.
+    """The form in which linear layers of a component are stored, by a stated `frozen_dtype`; None for a dtype of torch.
 
-    Without a component: the form of any. With one form for all, autoencoders stay as they are: they have few linear
-    layers, and every sample passes them.
+    Without a component: the first form of any component. With one form for all, autoencoders have None: they have few
+    linear layers, and every sample passes them.
 
     >>> stored_form(FrozenDtype.NF4, "transformer"), stored_form({"text_encoder": FrozenDtype.INT8}, "transformer")
     (<FrozenDtype.NF4: 'nf4'>, None)
@@ -142,7 +145,7 @@ class AdaptedLayers(StrEnum):
 
 
 class AdapterFormat(StrEnum):
-    """The program whose names the layers in a file of adapters have."""
+    """The program whose names for layers a file of adapters uses."""
 
     DIFFUSERS = "diffusers"
     COMFY = "comfy"

@@ -33,9 +33,10 @@ class MemberSection(GroupSection, ModelKeys):
 
 
 def without_models(table: Table) -> tuple[Table, Table, list[tuple[str, str]]]:
-    """The table without [models], the sections of several models by name, and (key, line) of each fault in them.
+    """(a recipe's table without [models], the sections of several models by name, (key, line) of each fault in them).
 
-    One model's keys go where a recipe with [model] has them. Several models have a [model] that only names their paths.
+    If [models] has one model, its keys move to the sections where a recipe with [model] has them, and the second value
+    is {}. If it has several, the table gets a [model] that only names their paths.
     """
     models = table.get("models")
     if models is None:
@@ -71,7 +72,7 @@ def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
 
 
 def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[str, Any]) -> Iterator[str]:
-    """A line "section.key: problem" for each key that several models cannot use yet."""
+    """A line "section.key: problem" for each key in `sections` that a recipe with several models cannot use yet."""
     pipeline, lora = sections.get("pipeline"), sections.get("lora")
     data, training = sections.get("data"), sections.get("training")
     if pipeline is not None and pipeline.plan == "auto":

@@ -1,4 +1,4 @@
-"""[objective] of a recipe: towards what is trained."""
+"""[objective] of a recipe: the quantity that the denoiser learns to predict, the training times and the loss."""
 
 from enum import StrEnum
 from typing import Annotated, Self
@@ -38,7 +38,7 @@ class ObjectiveKind(StrEnum):
 
 
 class Variance(StrEnum):
-    """Whether a denoiser that states variances learns them."""
+    """Whether a denoiser that also predicts variances learns them (DeepFloyd IF)."""
 
     FIXED = "fixed"
     LEARNED_RANGE = "learned_range"

@@ -1,4 +1,4 @@
-"""The demands of optimizers with modes, with values in their groups or with sums over all parameters."""
+"""Checks of the settings with which optimizers cannot work that have modes, values of groups or sums over all."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,10 @@ def optimizer_suits_the_training(
     training: TrainingSection,
     pipeline: PipelineSection,
 ) -> Iterator[str]:
-    """A sentence for each setting of other sections that excludes the optimizer, by its modes, states or sums."""
+    """A sentence for each setting of a recipe with which its optimizer cannot work.
+
+    The reasons are the optimizer's modes, the place of its states, and its sums over all parameters.
+    """
     classes = [optimizer.name, *([optimizer.rest.name] if optimizer.rest is not None else [])]
     yield from _problems_of_states(optimizer, classes, training, pipeline)
     if not any("." in name for name in classes):
@@ -54,7 +57,10 @@ def optimizer_suits_the_training(
 def _problems_of_states(
     optimizer: OptimizerSection, classes: Sequence[str], training: TrainingSection, pipeline: PipelineSection
 ) -> Iterator[str]:
-    """Settings that need all states on the device, or all parameters in one step."""
+    """A sentence for each setting that excludes states on the host (`optimizer.states`).
+
+    Such settings need all states on the device, or step all parameters at one time. `classes`: the optimizer classes.
+    """
     if RESTS[optimizer.states].is_plain:
         return
     if training.post_validation:

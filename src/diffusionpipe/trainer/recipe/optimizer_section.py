@@ -102,7 +102,7 @@ class OptimizerSection(Section):
 
     @property
     def of_rest(self) -> "OptimizerSection":
-        """The section with the class, arguments and learning rate of [optimizer.rest], which must be there."""
+        """A copy of the section with the class, arguments and rate of [optimizer.rest], which must not be "none"."""
         assert self.rest is not None
         update: dict[str, Any] = {
             "name": self.rest.name,
@@ -112,7 +112,7 @@ class OptimizerSection(Section):
         return self.model_copy(update=update)
 
     def of_group(self, pattern: str) -> "OptimizerSection":
-        """The section with the arguments and the learning rate that [optimizer.groups] gives for this pattern."""
+        """A copy of the section with the arguments and the learning rate that `optimizer.groups` has for a pattern."""
         own = dict(self.groups[pattern])
         rate = own.pop("learning_rate", self.learning_rate)
         return self.model_copy(update={"learning_rate": rate, "arguments": {**self.arguments, **own}})

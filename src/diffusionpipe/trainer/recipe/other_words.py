@@ -107,7 +107,7 @@ SAME: Mapping[str, str] = {
     "run.project": "wandb_project tracker_project_name wandb_tracker_name log_tracker_name",
     "run.name": "wandb_run_name run_name",
 }
-"""Our key, and the words of others for it."""
+"""Our dotted key -> the words of other trainers for it, with spaces between."""
 
 _IN_SECTION: Mapping[str, str] = {
     "data.path": "data.train",
@@ -122,7 +122,7 @@ _IN_SECTION: Mapping[str, str] = {
     "training.output": "run.folder",
     "sampling.seeds": "sampling.seed",
 }
-"""Words that mean something else in another section."""
+"""Dotted word of another trainer, with the section in which it is found -> our dotted key for it there."""
 
 REMARKS: Mapping[str, str] = {
     "training.batch": "the samples of a step over all devices together",
@@ -138,7 +138,7 @@ REMARKS: Mapping[str, str] = {
     "pipeline.sharded": "or leave it out: the search tries it",
     "training.ema_decay": "a number, e.g. 0.9999",
 }
-"""Remarks of the hints about keys."""
+"""Our dotted key -> a remark about it for the hint that names the key."""
 
 ABSENT: Mapping[str, str] = {
     "dropout lora_dropout network_dropout rank_dropout module_dropout": "dropout is not supported, because its random "
@@ -159,16 +159,16 @@ ABSENT: Mapping[str, str] = {
     "allow_tf32 torch_compile compile": "it is not supported; remove it",
     "caption_extension caption_ext": "captions are in metadata.jsonl, or in .txt files beside the pictures; remove it",
 }
-"""Words for which there is no key, and why."""
+"""Words of other trainers, with spaces between, for which we have no key -> the reason, and the remedy."""
 
 _OURS = {word: key for key, words in SAME.items() for word in words.split()}
 _WHY_NOT = {word: why for words, why in ABSENT.items() for word in words.split()}
 
 
 def answer(parents: Sequence[str], word: str, here: Container[str] = ()) -> str:
-    """A hint for a key that is a word of another trainer: our key, or why there is none; "" for other words.
+    """A hint for an unknown key that is a word of another trainer: our key, or why there is none; "" for other words.
 
-    `parents` are the sections around it, `here` the keys of the innermost one.
+    `parents` are the sections around the word, `here` the keys of the innermost one.
 
     >>> answer(["training"], "gradient_accumulation_steps")
     'unknown key; did you mean pipeline.microbatches, the parts of a batch that pass the pipeline one after the other?'

@@ -12,14 +12,15 @@ class Overridden:
     """A recipe's table with overrides applied, their keys, and the overrides that could not be applied."""
 
     table: Table
+    """The recipe's table with the overrides applied."""
     keys: frozenset[str]
     """The dotted keys that came from overrides."""
     problems: tuple[str, ...]
-    """Overrides that could not be applied."""
+    """A sentence for each override that could not be applied."""
 
 
 def override(table: Mapping[str, object], overrides: Sequence[str]) -> Overridden:
-    """The table with each `key.path=value` set, the later one winning; `table` itself stays as it is.
+    """A copy of a recipe's table with each `key.path=value` of `overrides` set; of two for one key the later counts.
 
     A value is read as TOML; text that is not TOML, or too large or deep for it, is a string. So `data.train=pictures`
     needs no quotes. A text that is not `key.path=value`, or has a value in place of a section, becomes a problem.
@@ -49,7 +50,7 @@ def parse_value(text: str) -> object:
 
 
 def _set(table: Table, path: Sequence[str], value: object) -> str | None:
-    """Set the value; return the dotted prefix of `path` that is not a table, if there is one."""
+    """Set a value in the table, in place; returns the dotted prefix of `path` that is not a table, None if all are."""
     for depth, name in enumerate(path[:-1], start=1):
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):

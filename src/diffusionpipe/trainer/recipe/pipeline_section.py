@@ -43,7 +43,7 @@ PLANNED = (
     "cluster",
     "memory",
 )
-"""Keys that a plan file takes the place of."""
+"""The keys of [pipeline] that a plan file replaces."""
 
 
 class Encoders(StrEnum):
@@ -66,13 +66,19 @@ class Sizes:
     """The sizes of a pipeline that is not searched, with defaults in place of open ones."""
 
     microbatches: int
+    """The number of micro-batches of each pipeline."""
     schedule: str
+    """The name of the schedule."""
     data_parallel: int
+    """The number of copies of the whole pipeline."""
     encode_chunk: int
+    """The most samples that frozen layers process at a time."""
     fill: bool
+    """Whether frozen layers run for the next batch in bubbles."""
     sharded: Sharded
+    """The things that the copies hold in parts."""
     encoders: str
-    """The storage in which the frozen part's weights rest, by its name."""
+    """The name of the storage in which the frozen part's weights are kept, "device" or "host"."""
 
 
 class PipelineSection(Section):
@@ -164,7 +170,7 @@ class PipelineSection(Section):
 
     @property
     def is_replanned(self) -> bool:
-        """Whether the run looks for a faster layout, as far as this section says."""
+        """Whether the run searches for a faster layout after its first steps, as far as this section decides it."""
         return self.replan is not Replan.NEVER and self.is_profiled and self.versions is Versions.FLUSHED
 
     def given(self, keys: Sequence[str]) -> list[str]:
@@ -177,9 +183,9 @@ class PipelineSection(Section):
         return None if self.plan in (None, AUTO) else Path(str(self.plan))
 
     def num_unflushed(self, num_steps: int) -> int:
-        """The number of first steps that overlap, 0 with flushes.
+        """The number of first steps of the run that train without a flush; 0 if each step ends with one.
 
-        A flush follows the last of them and each later step.
+        A flush follows the last of these steps and each later step. `num_steps`: all steps of the run.
         """
         if self.versions is Versions.FLUSHED:
             return 0
@@ -195,9 +201,9 @@ class PipelineSection(Section):
 
     @property
     def parts(self) -> Sharded | None:
-        """The things that copies of the pipeline hold in parts: none, updates or all.
+        """The things that copies of the pipeline hold in parts: nothing, the optimizer state, or all.
 
-        None where the file leaves it out.
+        None if the file does not say it.
         """
         match self.sharded:
             case None:
@@ -208,7 +214,7 @@ class PipelineSection(Section):
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes, with defaults for what is left out."""
+        """The sizes of the pipeline, with defaults for the keys that the file leaves out."""
         return Sizes(
             microbatches=self.microbatches or 4,
             schedule=self.schedule or "1f1b",
@@ -241,7 +247,10 @@ class PipelineSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _encoders_fill(cls, values: object) -> object:
-        """Results that are computed are computed in bubbles, unless the recipe says else."""
+        """The keys of the section, with `fill = true` added if the recipe has `encoders` and nothing against it.
+
+        So the results of frozen layers that are computed are computed in bubbles.
+        """
         if not isinstance(values, Mapping) or values.get("encoders", "none") in ("none", None):
             return values
         stated = [values.get(key, "none") not in ("none", None) for key in ("fill", "plan")]

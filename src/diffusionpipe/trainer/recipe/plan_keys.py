@@ -14,9 +14,10 @@ _NO_FILE = (None, "none", "auto")
 
 
 def with_plan_keys(table: Table) -> tuple[Table, list[tuple[str, str]]]:
-    """The recipe's table with the keys of its plan file that it leaves out, and (key, line) of each that differs.
+    """(the recipe's table with the keys of its plan file that it leaves out, (key, line) of each key that differs).
 
-    Without a plan file, or with one that cannot be read, the table stays: the checks of the run refuse such a file.
+    A line is the message about the key. Without a plan file, or with one that cannot be read, the table stays as it is:
+    the checks of the run refuse such a file.
     """
     pipeline = table.get("pipeline", {})
     named = pipeline.get("plan") if isinstance(pipeline, dict) else None
@@ -42,7 +43,7 @@ def with_plan_keys(table: Table) -> tuple[Table, list[tuple[str, str]]]:
 
 
 def _values(stated: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
-    """(section, key, value) of each key among what a plan was made with."""
+    """(section, key, value) of each recipe key among the settings, as text, with which a plan was made."""
     for text in stated:
         key, _, value = text.partition("=")
         section, _, name = key.partition(".")

@@ -14,7 +14,7 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.files.input_file import read_named
 
 MAX_PROMPTS = 16 * 2**20
-"""Bytes of a file of prompts."""
+"""The most bytes of a file of prompts."""
 
 _KEYS = ("prompt", "negative_prompt")
 
@@ -25,7 +25,7 @@ class PromptLine:
 
     text: str
     negative: str | None
-    """The text that the picture should not show, where the line has one."""
+    """The text of content that the picture should not show; None if the line has none."""
 
 
 def read_prompts(path: Path) -> tuple[PromptLine, ...]:
@@ -84,10 +84,10 @@ def _named() -> str:
 
 
 def negatives_of(prompts: tuple[PromptLine, ...], fallback: str | None = None) -> tuple[str, ...]:
-    """A negative prompt for each prompt, `fallback` or "" where a line has none.
+    """A negative prompt for each prompt; `fallback`, or else "", for a prompt without one.
 
-    () if none has one and there is no fallback. The empty text is one, too: some models are not guided without a
-    negative prompt, others read zeros then.
+    () if no prompt has one and there is no fallback. () and empty texts differ: without a negative prompt some models
+    are not guided, and others read zeros.
 
     >>> negatives_of((PromptLine("an owl", None), PromptLine("a wren", "blurry")))
     ('', 'blurry')

@@ -36,7 +36,7 @@ from diffusionpipe.trainer.recipe.section import Section
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 _LONGEST = 200
-"""Characters of a value that a message repeats."""
+"""The most characters of a value that a message shows in full."""
 
 SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
@@ -48,7 +48,7 @@ SECTIONS: dict[str, type[Section]] = {
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequence[Check] = ()) -> Recipe:
     """The recipe of a TOML file with `key.path=value` overrides; paths in it are relative to the current directory.
 
-    `checks`: further functions of its sections that yield problems.
+    `checks`: further functions that take sections of the recipe and yield problems.
 
     Raises:
         RecipeError: the file cannot be read, or keys or values are wrong; the message lists every problem.
@@ -81,10 +81,11 @@ def recipe_from_table(
     checks: Sequence[Check] = (),
     follows_plan: bool = False,
 ) -> Recipe:
-    """The recipe of a parsed TOML file; `source`, its path, gives the run's folder its default name.
+    """The recipe of a parsed TOML file with `key.path=value` overrides.
 
-    `checks`: further functions of its sections that yield problems. `follows_plan`: it takes the keys that it leaves
-    out from its plan file, if there is one.
+    `source`: the path of the file, which gives the run's folder its default name. `checks`: further functions that take
+    sections of the recipe and yield problems. `follows_plan`: whether keys that the recipe leaves out are taken from
+    its plan file, if it has one.
 
     Raises:
         RecipeError: keys or values are wrong; the message lists every problem.
@@ -115,7 +116,7 @@ def recipe_from_table(
 
 
 def _searched(table: dict[str, object]) -> dict[str, object]:
-    """The table with `plan = "auto"` where [pipeline] has only keys that say nothing of the layout."""
+    """The recipe's table, with `plan = "auto"` added if [pipeline] has only keys that do not decide the layout."""
     own = table.get("pipeline")
     if not isinstance(own, dict) or not own.keys() <= {"cluster", "memory", "use", "encoders", "cache"}:
         return table
@@ -129,9 +130,9 @@ def recipe_to_toml(recipe: Recipe) -> str:
 
 
 def tables_of(recipe: Recipe) -> dict[str, Table]:
-    """The keys and values of each section as JSON, by the section's name.
+    """The keys and values, as JSON, of each section of a recipe, by the section's name.
 
-    With several models [models.NAME] in place of [model].
+    With several models there are "models.NAME" in place of "model".
     """
     tables = {name: getattr(recipe, name).model_dump(mode="json") for name in SECTIONS}
     if recipe.models:
@@ -155,7 +156,7 @@ def _with_run_folder(table: Table, source: Path) -> Table:
 
 
 def _validate(table: Table) -> tuple[dict[str, Section], list[tuple[str, str]]]:
-    """The sections that are right, and (key, line) of every problem in the others."""
+    """(the sections without faults, by name, (key, message) of every problem in the others)."""
     sections: dict[str, Section] = {}
     problems = []
     for name, section in SECTIONS.items():
@@ -175,7 +176,7 @@ def _validate(table: Table) -> tuple[dict[str, Section], list[tuple[str, str]]]:
 
 
 def _validate_models(models: Table) -> tuple[dict[str, MemberSection], list[tuple[str, str]]]:
-    """The sections of several models that are right, and (key, line) of every problem in the others."""
+    """(the sections of several models without faults, by name, (key, message) of every problem in the others)."""
     members: dict[str, MemberSection] = {}
     problems = []
     for name, value in models.items():
@@ -190,14 +191,17 @@ def _validate_models(models: Table) -> tuple[dict[str, MemberSection], list[tupl
 
 
 def _true_errors(error: ValidationError) -> Iterator[ErrorDetails]:
-    """The errors without those about lists that are too short only because one of their items is wrong."""
+    """The errors of a pydantic error, without errors about lists that are too short because an item is wrong."""
     for details in error.errors():
         if details["type"] != "too_short" or len(details["input"]) < details["ctx"]["min_length"]:
             yield details
 
 
 def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[tuple[str, str]]:
-    """(key, line) of what pydantic found; our own checks of a section name its keys at the start of each line."""
+    """(key, message) of each problem in one error that pydantic found in the section `name`.
+
+    An error of our own checks may have several lines, each of which begins with a key.
+    """
     path = (name, *details["loc"])
     key = _dotted(path)
     match details["type"]:
@@ -228,7 +232,10 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
 
 
 def _example(section: type[Section], place: KeyPath) -> str:
-    """The list that the docstring of a key gives as an example, else its default, after ", e.g. "; "" for none."""
+    """An example of the list that a key of a section takes, after ", e.g. "; "" if there is none.
+
+    It is the list in the key's docstring, else the key's default.
+    """
     field = section.model_fields.get(str(place[0])) if len(place) == 1 else None
     if field is None:
         return ""
@@ -239,7 +246,10 @@ def _example(section: type[Section], place: KeyPath) -> str:
 
 
 def _table_of(section: type[Section], key: str, place: KeyPath) -> str:
-    """The table that belongs at a place in a section, with a key that it may have, and the word for none of it."""
+    """Words for the table to write at a place in a section, with an example of a key of it, and "none" if it may be.
+
+    `key`: the dotted key of the place.
+    """
     is_optional, inner, is_named = False, section, False
     for part in place:
         if is_named:  # the name of one of several tables
@@ -261,13 +271,13 @@ def _table_of(section: type[Section], key: str, place: KeyPath) -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as JSON, or both ends of a long one: a number may have thousands of digits."""
+    """The value as JSON; of a long one, such as a number of thousands of digits, the start and its length."""
     text = json.dumps(value, default=str)
     return text if len(text) <= _LONGEST else f"{text[:20]}... ({len(text)} characters)"
 
 
 def _unknown(path: KeyPath) -> str:
-    """The message about a section or key that does not exist: the nearest one that does."""
+    """The message about a section or key that does not exist; it names the nearest one that does."""
     *parents, last = map(str, path)
     keys = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
     moved = [key for key in keys if key.endswith(f".{last}")]  # keys of this name in other sections
@@ -290,7 +300,7 @@ def _unknown(path: KeyPath) -> str:
 
 
 def _origin(key: str, overridden: frozenset[str]) -> str:
-    """Says so where an override set the key, the section around it, or a part of it."""
+    """The note "set on the command line" if an override set the key, the section around it, or a part; else ""."""
     inner = key.partition("[")[0] + "."  # without the place of an item in a list
     is_overridden = any(inner.startswith(f"{other}.") or f"{other}.".startswith(inner) for other in overridden)
     return " (set on the command line)" if is_overridden else ""
@@ -301,7 +311,7 @@ def _dotted(path: KeyPath) -> str:
 
 
 def _meaning(docstring: str) -> str:
-    """The first sentence of a key's docstring, within a sentence of a terminal."""
+    """The first sentence of a key's docstring, without code marks, to be used within another sentence."""
     first, *_ = re.split(r"\.(?: (?=[A-Z])|$)", " ".join(docstring.replace("`", "").split()))
     return _first_lower(first)
 

@@ -11,7 +11,7 @@ from diffusionpipe.plugins import Kind, offered
 from diffusionpipe.trainer.recipe.section import Choice, Maybe, Place, Positive, Section, Several, texts_for_text
 
 PLAN = "plan.json"
-"""The file of the run folder that holds the run's plan."""
+"""The name of the file in the run folder that holds the run's plan."""
 
 
 class TrackerName(StrEnum):
@@ -30,7 +30,13 @@ class TrackerName(StrEnum):
 
 
 def _limit_or_word(value: object) -> object:
-    """Says in one sentence what pydantic says once for each kind of value that would do."""
+    """The value of `run.stuck_after`, a limit in seconds or "auto", and None for "none".
+
+    Pydantic calls it before its own checks, which would have a sentence for each kind of value.
+
+    Raises:
+        ValueError: the value is none of these.
+    """
     if value == "none":
         return None
     is_limit = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf
@@ -44,7 +50,7 @@ def _empty_for_none(value: object) -> object:
 
 
 def _or_offered(value: object, known: ValidatorFunctionWrapHandler) -> object:
-    """A name of ours, or one that a package offers."""
+    """The value, if a package offers a tracker of this name; else the result of `known`, which validates our names."""
     return value if isinstance(value, str) and value in offered(Kind.TRACKER) else known(value)
 
 

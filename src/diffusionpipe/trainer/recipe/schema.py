@@ -93,7 +93,13 @@ class Measure(StrEnum):
 
 
 def _one_side(value: object) -> object:
-    """The value, which is one side: a list of sizes is left here only where one of them is not a size."""
+    """The same value of `data.resolution`, for pydantic.
+
+    A list arrives here only if one of its items is not a size.
+
+    Raises:
+        ValueError: an item of a list is not a size.
+    """
     return checked_sizes(value) if isinstance(value, list | tuple) else value
 
 
@@ -179,23 +185,26 @@ class DataSection(Section):
 
     @property
     def folders(self) -> dict[str, Path]:
-        """The folders that are trained on, by the names of their sources; `train` alone has the name ""."""
+        """The folders of training data, by the names of their sources; `train` alone has the name ""."""
         found = {name: source.path for name, source in self.sources.items()}
         return found if self.train is None else {"": self.train}
 
     def columns_of(self, name: str) -> Columns:
-        """The columns of the table of a source, by its name; "" for `train`."""
+        """The names of the columns to read in the table of the source with this name; "" for `train`."""
         own = self.sources[name].columns if name else None
         return (own or self.columns).columns
 
     @property
     def where(self) -> str:
-        """The paths of the folders that are trained on, with commas between."""
+        """The paths of the folders of training data as one text, with commas between."""
         return ", ".join(map(str, self.folders.values()))
 
     @property
     def treatments(self) -> tuple[Treatment, ...]:
-        """Rules of captions, weight, mask and sizes of each source, in the order of sources; one for `train` alone."""
+        """The treatment of each source's samples, in the order of sources; one treatment for `train` alone.
+
+        It holds the rules of captions, the weight and the mask of the loss, and the sizes.
+        """
         if not self.sources:
             return (Treatment(captions=self.captions.rules, loss_mask=self.loss_mask),)
         general = self.captions.rules
@@ -344,22 +353,22 @@ class DataSection(Section):
 
     @property
     def has_area(self) -> bool:
-        """Whether a size is a side alone, whose area `aspects` divides; else every size states width and height."""
+        """Whether any size is a side alone, so that `aspects` can divide its area; else all state width and height."""
         general = self.sizes or (self.resolution,)
         stated = [one.resolution or general for one in self.sources.values()] or [general]
         return any(isinstance(size, int) for sizes in stated for size in sizes)
 
     @property
     def areas(self) -> Areas:
-        """The sizes of each area by `resolution`, `sizes`, `aspects` and `multiple`.
+        """The sizes of samples, grouped by area, that follow from `resolution`, `sizes`, `aspects` and `multiple`.
 
-        One square where there is one size.
+        It holds one square if there is one size.
         """
         return self._areas_of(self.sizes or (self.resolution,))
 
     @property
     def areas_of_sources(self) -> tuple[Areas, ...]:
-        """The sizes of each area, by source; () where no source has its own."""
+        """The sizes of samples, grouped by area, of each source, in order; () if no source has sizes of its own."""
         if not any(one.resolution for one in self.sources.values()):
             return ()
         return tuple(self._areas_of(one.resolution) if one.resolution else self.areas for one in self.sources.values())
@@ -370,7 +379,7 @@ class DataSection(Section):
 
     @property
     def frame_counts(self) -> tuple[int, ...]:
-        """The different numbers of frames of its samples, ascending; (1,) for pictures alone."""
+        """The different numbers of frames that samples have, ascending; (1,) for pictures alone."""
         if not self.has_sizes:
             return (self.frames or 1,)
         every = (self.areas, *self.areas_of_sources)
@@ -383,14 +392,14 @@ class DataSection(Section):
 
     @property
     def has_sizes(self) -> bool:
-        """Whether pictures are brought to several sizes, or some are left out by theirs."""
+        """Whether pictures are brought to several sizes, or some are left out because of their size."""
         is_by_source = any(one.resolution for one in self.sources.values())
         is_several = bool(self.sizes) or self.aspects is not None or is_by_source
         return is_several or self.min_side is not None or not self.enlarge
 
 
 def _sizes_of_sources(sources: object) -> list[object] | None:
-    """The sizes of all sources as they are written, where each has its own; else None."""
+    """The sizes of all sources together as the recipe states them, each once; None if a source has none of its own."""
     tables = list(sources.values()) if isinstance(sources, Mapping) else []
     if not all(isinstance(one, Mapping) for one in tables):
         return None
@@ -443,7 +452,7 @@ class Recipe(Section):
 
     @property
     def trigger(self) -> str | None:
-        """The trigger word that files of adapters name, None without one."""
+        """The trigger word that files of adapters name: `lora.trigger`, else `data.captions.trigger`; may be None."""
         return self.lora.trigger or self.data.captions.trigger
 
     @property
@@ -452,7 +461,7 @@ class Recipe(Section):
         return tuple(self.models) or ("",)
 
     def alone(self, name: str) -> "Recipe":
-        """The recipe with one of several models as its [model]; the recipe itself where it has [model]."""
+        """The recipe of the model called `name` alone, as its [model]; the recipe itself if it has [model]."""
         if not self.models:
             return self
         own = self.models[name]
@@ -461,10 +470,10 @@ class Recipe(Section):
         return self.model_copy(update={"models": {}, "model": ModelSection(**model), **own_values(own, self._sections)})
 
     def groups(self) -> dict[str, "Recipe"]:
-        """For each group of parameters that are trained alike, by its name, the recipe as it holds for it.
+        """Name of a group of parameters that are trained alike -> the recipe with the values that hold for the group.
 
-        A group is all of a model but its components with values of their own, or one of these. It has the name of the
-        model ("" for [model]'s) or of the component in the graph of all ("text_encoder", "base/text_encoder").
+        A group is either one component with values of its own, or all other components of a model. It has the name of
+        the component in the graph of all models ("text_encoder", "base/text_encoder") or of the model ("" for [model]).
         """
         found = {}
         for name in self.backbones:
@@ -476,9 +485,10 @@ class Recipe(Section):
         return found
 
     def subgroups(self) -> dict[str, "Recipe"]:
-        """For each part of this group whose optimizer differs, by its name, the recipe as it holds for it.
+        """Name of a part of this group that has an optimizer of its own -> the recipe with the values for the part.
 
-        They are called "" (no other fits), "rest", and by the patterns of `optimizer.groups`: "*.bias", "rest|*.bias".
+        The names are "" (for parameters that fit no other part), "rest", and patterns of `optimizer.groups`: "*.bias",
+        "rest|*.bias".
         """
         own = {"": self.optimizer, **({"rest": self.optimizer.of_rest} if self.optimizer.rest is not None else {})}
         found = dict(own)
@@ -493,13 +503,13 @@ class Recipe(Section):
 
 
 Check = Callable[..., Iterator[str]]
-"""A function of sections, by their names, that yields "section.key: problem"."""
+"""A function whose arguments are sections, by their names, and that yields "section.key: problem" for each problem."""
 
 
 def problems_between(sections: Mapping[str, object], further: Sequence[Check] = ()) -> Iterator[str]:
-    """A sentence for each misfit between sections, by our checks and `further` ones.
+    """A sentence for each pair of keys in different sections that do not fit, by our checks and `further` checks.
 
-    Checks of absent sections are left out.
+    A check that takes a section which is not in `sections` is left out.
     """
     for check in (*_CHECKS, *further):
         names = signature(check).parameters
@@ -768,7 +778,7 @@ def _self_conditioning_has_what_it_needs(
 
 
 def too_wide(model: ModelSection, precision: RecipePrecision) -> str:
-    """The reason why frozen weights are not stored narrow beside this arithmetic, and the remedy, in a sentence."""
+    """A sentence: why frozen weights are not stored narrower than float32 with this precision, and the remedy."""
     if stored_form(model.frozen_dtype) is not None:
         return refusal(Feature.QUANTISED, Feature.WIDE, precision=precision)
     return refusal(Feature.NARROW_STORE, Feature.WIDE, precision=precision)

@@ -32,12 +32,12 @@ def patterns_for_bool(value: object) -> object:
 
 
 def texts_for_text(value: object) -> object:
-    """A tuple of the one text, where a list of texts may also be given as one; any other value as it is."""
+    """A tuple of the one text, for a key that takes a text or a list of texts; any other value as it is."""
     return (value,) if isinstance(value, str) else value
 
 
 def finite_arguments(arguments: object) -> object:
-    """The same keyword arguments, for pydantic.
+    """The same keyword arguments; pydantic calls it to check them.
 
     Raises:
         ValueError: a number in them is infinite, NaN or larger than a float can hold.
@@ -52,7 +52,7 @@ def finite_arguments(arguments: object) -> object:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a value, and all that it holds, is finite."""
+    """Whether all numbers in a value of JSON are finite."""
     match value:
         case int() | float():
             return abs(value) <= sys.float_info.max  # False for nan too
@@ -81,7 +81,7 @@ def _place_of_user(path: Path) -> Path:
 
 
 def checked_path(path: Path) -> Path:
-    """The same path, for pydantic.
+    """The same path; pydantic calls it to check whether a file of that name can exist.
 
     Raises:
         ValueError: no file of that name can exist: it has a NUL, is too long, or has letters that the locale lacks.
@@ -108,7 +108,7 @@ Several = Annotated[tuple[T, ...], Field(strict=False)]
 Choice = Annotated[T, Field(strict=False)]
 Place = Annotated[Path, Field(strict=False), AfterValidator(_place_of_user), AfterValidator(checked_path)]
 Named = Annotated[str, Field(min_length=1), AfterValidator(of_user)]
-"""A file, or one of some words."""
+"""The path of a file, or a word that the key accepts in place of it, such as "auto"."""
 Maybe = Annotated[T | None, BeforeValidator(_none_for_word)]
 # None is written "auto": what the model itself says.
 Auto = Annotated[T | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]
@@ -125,7 +125,7 @@ FOR_ALL = ("fused", "foreach", "capturable", "differentiable")
 
 
 def raise_problems(problems: Iterable[str]) -> None:
-    """Raises the problems, if there are any, as one ValueError for pydantic: one line each, "key: problem".
+    """Raises all problems as one ValueError for pydantic, a line "key: problem" for each; without any it does nothing.
 
     Raises:
         ValueError: there are problems.

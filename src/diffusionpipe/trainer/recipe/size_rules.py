@@ -6,9 +6,9 @@ from diffusionpipe.trainer.recipe.schema import DataSection, Measure, Recipe
 
 
 def rules_of(data: DataSection) -> SizeRules | None:
-    """The sizes that pictures may have and the pictures to leave out.
+    """The rules by which each picture gets one of a recipe's sizes or is left out.
 
-    None where all have one size and none is left out.
+    None if all pictures have one size and none is left out.
     """
     if not data.has_sizes:
         return None
@@ -22,7 +22,7 @@ def rules_of(data: DataSection) -> SizeRules | None:
 
 
 def sizes_of(data: DataSection) -> tuple[Clip, ...]:
-    """All sizes of a recipe's samples where there are rules, the one with the most tokens first; else ()."""
+    """All sizes of a recipe's samples, the one with the most tokens first; () if `rules_of` has no rules."""
     rules = rules_of(data)
     if rules is None:
         return ()
@@ -31,9 +31,9 @@ def sizes_of(data: DataSection) -> tuple[Clip, ...]:
 
 
 def run_of(recipe: Recipe) -> int:
-    """The number of samples in a row that have one size: `data.same_size`, or a micro-batch of all copies.
+    """The number of consecutive samples that have the same size: `data.same_size`, or the rows of a micro-batch.
 
-    1 with `data.batching = "tokens"`; the batch where the micro-batches are not known yet.
+    1 with `data.batching = "tokens"`; the whole batch with patches, and where the micro-batches are not known yet.
     """
     pipeline, batch = recipe.pipeline, recipe.training.batch
     if recipe.data.batching is Measure.TOKENS:

@@ -14,14 +14,14 @@ from diffusionpipe.trainer.recipe.section import Auto, Maybe, Place, Positive, P
 
 _EXAMPLE = 'give sides in pixels, or sizes such as "768x512"; e.g. [512, "768x512"]'
 _LONGEST = 65_536
-"""The longest side, and the most frames."""
+"""The longest side of a size in pixels, and the most frames."""
 
 
 def pattern_of_masks(pattern: str) -> str:
-    """The same pattern of masks' paths, for pydantic.
+    """The same pattern of the paths of masks; pydantic calls it to check the pattern.
 
     Raises:
-        ValueError: it does not hold {name}, the place of the picture's name.
+        ValueError: it does not hold {name}, which the picture's name replaces.
     """
     if NAME not in pattern:
         raise ValueError(f': the path of each picture\'s mask holds {NAME}, e.g. "masks/{NAME}.png"')
@@ -29,7 +29,10 @@ def pattern_of_masks(pattern: str) -> str:
 
 
 def one_or_several(value: object) -> object:
-    """A list of the one size, where a size is given in place of a list; any other value, and "none", as it is."""
+    """A list of the one size, if the value is a size, for a key that takes a size or a list; else the value itself.
+
+    "none" is not a size.
+    """
     return [value] if isinstance(value, int | str) and value != "none" else value
 
 
@@ -53,7 +56,7 @@ def stated_sizes(stated: Sequence[object]) -> list[Clip]:
 
 
 def checked_sizes(stated: Sequence[int | str]) -> Sequence[int | str]:
-    """The same sizes, for pydantic.
+    """The same sizes; pydantic calls it to check them.
 
     Raises:
         ValueError: one of them is not a size.

@@ -41,7 +41,7 @@ class RecipePrecision(StrEnum):
     """
 
     AUTO = "auto"
-    """To be decided by the devices (see `decided`)."""
+    """Not yet decided: the devices of the job decide it (see `decided`)."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT64 = "float64"
@@ -66,7 +66,7 @@ class Summed(StrEnum):
     """The type in which gradients of weights in bfloat16 are summed."""
 
     AUTO = "auto"
-    """bfloat16 where one backward of one copy makes them, else float32."""
+    """bfloat16 if a gradient comes from one backward of one copy, so that nothing is summed; else float32."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
@@ -137,11 +137,11 @@ class TrainingSection(Section):
 
     @property
     def num_steps(self) -> int:
-        """The number of optimizer steps of the whole run, which must be settled (`preparation.with_steps`)."""
+        """The number of optimizer steps of the whole run; `preparation.with_steps` must have set it before."""
         assert self.steps is not None, "the data have not been counted yet"
         return self.steps
 
     @property
     def recomputed(self) -> tuple[str, ...]:
-        """The patterns of the names of layers that are recomputed; () for none, or where that is not decided."""
+        """Patterns of the names of layers that recompute their activations; () for none, or if not decided yet."""
         return self.activation_checkpointing or ()

@@ -1,4 +1,4 @@
-"""The demands of training without a flush on the other sections."""
+"""Checks of the settings in a recipe that training without a flush excludes or needs."""
 
 from collections.abc import Iterator, Mapping
 
@@ -26,7 +26,7 @@ def versions_suit_the_training(
     checkpoint: CheckpointSection,
     models: Mapping[str, MemberSection],
 ) -> Iterator[str]:
-    """A sentence for each setting that needs a flush where there is none, or that has an effect only without one."""
+    """A sentence for each setting that needs a flush in a run without one, or has an effect only without a flush."""
     if pipeline.versions is Versions.FLUSHED:
         if training.clip is Clipping.BLOCK:
             yield "training.clip: clipping each stage is for training without a flush; remove it, or set versions"

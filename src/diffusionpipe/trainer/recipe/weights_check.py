@@ -1,4 +1,4 @@
-"""The keys of other sections that `training.weights = "bfloat16"` does not go with."""
+"""Checks of the keys of other sections with which `training.weights = "bfloat16"` cannot work."""
 
 from collections.abc import Iterator, Mapping
 
@@ -29,7 +29,7 @@ def weights_suit_the_training(
     pipeline: PipelineSection,
     optimizer: OptimizerSection,
 ) -> Iterator[str]:
-    """A sentence for each setting that weights in bfloat16 exclude, or that needs them or an average."""
+    """A sentence for each setting that excludes weights in bfloat16, or that needs them or a moving average."""
     has_components = bool(model.components) or bool(models)  # which may have averages of their own
     if training.ema_states is not Average.DEVICE and training.ema_decay is None and not has_components:
         yield "training.ema_states: there is no average; set training.ema_decay, e.g. 0.9999, or remove it"
@@ -64,7 +64,7 @@ def weights_suit_the_training(
 
 
 def too_precise(precision: RecipePrecision) -> str:
-    """The reason why weights are not kept in bfloat16 beside this arithmetic, and the remedy, in a sentence."""
+    """A sentence: why trained weights are not kept in bfloat16 with this precision, and the remedy."""
     return (
         f'layers would compute in {precision} with weights of bfloat16; set it to "float32", or precision to "bfloat16"'
     )

@@ -1,7 +1,7 @@
 """Trackers through accelerate's classes (`accelerate.tracking`), without an Accelerator.
 
-Accelerate knows how each program is started, told numbers and ended. The other differences are here: how a program's
-own run is named, found again by a resumed run, and handed pictures.
+Accelerate's classes start each program, give it numbers and end it. The other differences between the programs are
+here: how the program's own run is named, how a resumed run finds it again, and how it gets pictures.
 """
 
 import os
@@ -18,7 +18,7 @@ class AccelerateTracker:
     """A tracker that records a run through one of accelerate's classes, such as W&B or MLflow."""
 
     def __init__(self, name: TrackerName, opening: TrackerConfig) -> None:
-        """Start it, or raise the program's own error."""
+        """Start the program of this name, or raise the program's own error."""
         from accelerate import tracking
 
         _be_alone()
@@ -33,7 +33,7 @@ class AccelerateTracker:
 
     @property
     def identity(self) -> str | None:
-        """The id by which the program finds its run again; None where the name is enough, or it cannot."""
+        """The id by which the program finds its own run again; None if the run's name is enough, or it cannot."""
         run = self._tracker.tracker
         match self._name:
             case TrackerName.WANDB | TrackerName.SWANLAB | TrackerName.CLEARML:
@@ -48,7 +48,7 @@ class AccelerateTracker:
                 return None
 
     def describe(self, recipe: str, values: Mapping[str, object]) -> None:
-        """Records the recipe's keys as the program's configuration or parameters; its text is not recorded."""
+        """Records `values`, the recipe's values by key, as the program's configuration; the text is not recorded."""
         if self._name is TrackerName.TRACKIO:  # was told at the start; later changes are not kept
             return
         if self._name is TrackerName.MLFLOW and self._is_resumed:  # parameters of its runs cannot change
@@ -89,7 +89,7 @@ class AccelerateTracker:
 
 
 def _arguments(name: TrackerName, opening: TrackerConfig) -> dict[str, object]:
-    """The arguments of accelerate's class and, through it, of the program's own start function."""
+    """The arguments for the constructor of accelerate's class; some are passed to the program's own start function."""
     folder, identity = str(opening.folder), opening.identity
     goes_on: dict[str, object] = {} if identity is None else {"id": identity, "resume": "allow"}
     match name:
@@ -133,17 +133,17 @@ def _arguments(name: TrackerName, opening: TrackerConfig) -> dict[str, object]:
 
 
 def _captioned(name: TrackerName, one: LoggedImage) -> object:
-    """The picture as the program's own class of pictures."""
+    """The picture with its caption as an object of the program's own class `Image`."""
     from importlib import import_module
 
     return import_module(str(name)).Image(one.picture, caption=one.caption)
 
 
 def _be_alone() -> None:
-    """Tells accelerate that this process is alone, which is true of recording: rank 0 does it.
+    """Makes accelerate's `PartialState`, which its trackers need, as if this process had no other ranks.
 
-    Its trackers need its `PartialState`. That reads the variables of torchrun, and may then choose a device, set the
-    number of threads or open a process group; all three are this job's own to decide. So it is made without them.
+    It would read the variables of torchrun, and might then choose a device, set the number of threads or open a process
+    group; all three are this job's own to decide. So these variables are hidden meanwhile. Only rank 0 records.
     """
     from accelerate import PartialState
 

@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 METRICS = "metrics.jsonl"
 _STEP = re.compile(r'^{"step": (\d{1,18}),', re.MULTILINE)
 _END = 65536
-"""Bytes at the end of the file that hold its last lines."""
+"""The number of bytes at the end of metrics.jsonl in which the last step is looked for."""
 
 
 class MetricsWriter:
-    """Appends a line for each call of `write`, and hands the same numbers to the trackers.
+    """Appends a line to metrics.jsonl for each call of `write`, and hands the same numbers to the trackers.
 
     Resuming after step k drops the lines of later steps, which the resumed run writes again; a line that a crash cut
     off goes too. Numbers that are not finite become null, because JSON has no other word for them.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None, trackers: "Trackers | None" = None) -> None:
-        """Open the file. `resume_step` is the last step that the resumed run has done; None begins a new file."""
+        """Open the file metrics.jsonl in the run folder.
+
+        `resume_step` is the last step that the resumed run has done; None begins a new file.
+        """
         from diffusionpipe.trainer.reporting.trackers import Trackers  # reports read metrics without torch
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,7 @@ def read_metrics(folder: Path) -> list[dict[str, float | None]]:
 
 
 def last_step(folder: Path) -> int:
-    """The highest step in the last 64 KiB of a run's metrics.jsonl; 0 without any, or where it cannot be read."""
+    """The highest step in the last 64 KiB of a run's metrics.jsonl; 0 if there is none, or it cannot be read."""
     if problem_of_file(folder / METRICS):
         return 0
     try:
@@ -94,7 +97,7 @@ def last_step(folder: Path) -> int:
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
-    """Each complete line and its values.
+    """(text, values) of each complete line of a metrics.jsonl.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -123,7 +126,7 @@ def _refuse_stranger(path: Path) -> None:
 
 
 def _truncate(path: Path, last_step: int | None) -> None:
-    """Leave only the lines up to `last_step`, all or nothing."""
+    """Remove the lines of steps after `last_step` from a metrics.jsonl, atomically; None removes all lines."""
     _refuse_stranger(path)
     if not path.exists():
         return

@@ -1,4 +1,4 @@
-"""How far the training is: a bar on a terminal, otherwise a line in the log now and then. Rank 0 shows it."""
+"""The progress of the training: a bar on a terminal, otherwise a line in the log now and then. Rank 0 shows it."""
 
 import logging
 import time
@@ -37,7 +37,11 @@ class TrainingProgress:
         log_every: Seconds = 10.0,
         clock: Callable[[], Seconds] = time.perf_counter,
     ) -> None:
-        """`first_step` is where a resumed run begins; `batch` the samples of a step over all ranks."""
+        """Prepares the display, which the context then shows.
+
+        `num_steps`: the steps of the whole run; `batch`: the samples of a step over all ranks; `first_step`: the steps
+        that a resumed run has done before; `clock`: returns the present time.
+        """
         self._num_steps, self._batch, self._log_every, self._screen = num_steps, batch, log_every, screen
         self._clock = clock
         self._done = first_step
@@ -50,7 +54,7 @@ class TrainingProgress:
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that step `step`, counted from 0, is done; the bar shows loss and memory, the log all `values`.
 
-        The first step counts for no rate: it holds work that happens only once.
+        The time of the first step does not count in the rates: it holds work that happens only once.
         """
         now = self._clock()
         self._done = step + 1
@@ -67,7 +71,7 @@ class TrainingProgress:
         self._is_first = False
 
     def pause(self) -> None:
-        """Leaves the time since the last step out of the rate, after a validation, a checkpoint or samples."""
+        """Excludes the time since the last step from the rates; call it after a validation, a checkpoint or samples."""
         self._last = self._clock()
 
     def __enter__(self) -> Self:
@@ -85,7 +89,7 @@ class TrainingProgress:
             self._bar.write(self._done, self._num_steps, f"{self._done}/{self._num_steps} {text}")
 
     def _rates(self) -> tuple[float, Seconds] | None:
-        """Samples per second and the time left."""
+        """(samples per second, seconds left), by the mean time of a step; None before the second step."""
         if not self._step_s:
             return None
         return self._batch / self._step_s, (self._num_steps - self._done) * self._step_s

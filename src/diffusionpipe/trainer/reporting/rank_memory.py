@@ -23,10 +23,13 @@ def memory_file(folder: Path, rank: int) -> Path:
 
 
 class RankMemory:
-    """Writes the memory that this rank uses by step into its file; an error of the disk ends the writing only."""
+    """Writes the memory that a rank uses by step into the rank's file; an error of the disk ends only the writing."""
 
     def __init__(self, folder: Path, rank: int, *, is_new: bool) -> None:
-        """`is_new`: the run begins at its first step, so lines of an earlier one go."""
+        """Starts the record; the file is made with the first line.
+
+        `is_new`: whether the run begins at its first step, so that the file of an earlier run is removed.
+        """
         self._path = memory_file(folder, rank)
         if is_new:
             with suppress(OSError):
@@ -57,9 +60,9 @@ class RankMemory:
 
 
 def read_memory(folder: Path) -> dict[int, list[dict[str, float]]]:
-    """The memory by step that each rank has written, by rank, in the order of steps.
+    """Rank -> the lines that it has written about its memory, in the order of steps, from the files in a run folder.
 
-    {} where no rank has written any.
+    Each line has "step" and numbers in GiB by name. {} where no rank has written any.
     """
     found: dict[int, list[dict[str, float]]] = {}
     for path in sorted((folder / FOLDER).glob("rank_*.jsonl")):

@@ -11,10 +11,10 @@ from diffusionpipe.units import Seconds
 
 
 class Work(Protocol):
-    """One piece of work under way."""
+    """The methods by which one piece of work under way shows its progress."""
 
     def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
-        """Shows that `done` of `total` is done; `words` say it to people, e.g. {"layer": "12/59"}."""
+        """Shows that `done` of `total` is done; `words` are the same for people, e.g. {"layer": "12/59"}."""
         ...
 
     def write(self, done: float, total: float, text: str) -> None:
@@ -23,7 +23,7 @@ class Work(Protocol):
 
 
 class Screen(Protocol):
-    """Shows work under way to a user."""
+    """The methods of a screen that shows work under way to a user."""
 
     @property
     def columns(self) -> int | None:
@@ -35,8 +35,8 @@ class Screen(Protocol):
     ) -> AbstractContextManager[Work]:
         """A context that shows its block as work of this title, e.g. "loading weights".
 
-        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: the seconds after which it
-        is over.
+        `is_timed`: whether the work measures times, so that no thread of ours draws meanwhile. `budget`: the seconds
+        after which the work is over; None: not known.
         """
         ...
 
@@ -46,10 +46,10 @@ class Screen(Protocol):
 
 
 class Listener(Protocol):
-    """Another part of the program that follows the work that the screen shows."""
+    """The methods of a part of the program, such as the watchdog, that follows the work that a screen shows."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A context whose block is work of this title."""
+        """A context whose block the listener follows as work of this title."""
         ...
 
     def advance(self) -> None:
@@ -58,7 +58,7 @@ class Listener(Protocol):
 
 
 class Heard:
-    """A screen that shows work on another one, and lets a listener hear of it."""
+    """A screen that shows work on another screen, and reports the work and its progress to a listener."""
 
     def __init__(self, screen: Screen, listener: Listener) -> None:
         self._screen, self._listener = screen, listener
@@ -80,7 +80,7 @@ class Heard:
 
 
 class _HeardWork:
-    """Work whose progress a listener hears."""
+    """A piece of work whose progress is shown by another one and reported to a listener."""
 
     def __init__(self, work: Work, listener: Listener) -> None:
         self._work, self._listener = work, listener
@@ -110,7 +110,7 @@ class NoScreen:
 
 
 class _NoWork:
-    """Work that nothing shows."""
+    """A piece of work whose progress is not shown."""
 
     def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
         pass
@@ -120,5 +120,5 @@ class _NoWork:
 
 
 def steps_of(work: Work) -> Callable[[int, int], None]:
-    """A function (steps done, all steps) that shows them as the progress of the work."""
+    """A function to call with (steps done, all steps), which shows them as the progress of the work."""
     return lambda done, total: work.show(done, total, {"step": f"{done}/{total}"})

@@ -11,7 +11,7 @@ class TensorBoard:
     """A tracker that writes TensorBoard's event files; it hides steps that a resumed run repeats."""
 
     def __init__(self, folder: Path, resume_step: int | None) -> None:
-        """Open the writer. `resume_step` is the last step that the resumed run has done; None in a new run."""
+        """Open an event file in the folder. `resume_step` is the last step that a resumed run has done, else None."""
         from torch.utils.tensorboard import SummaryWriter
 
         _wait_for_a_later_name(folder)
@@ -30,7 +30,7 @@ class TensorBoard:
             self._writer.add_scalar(tag, value, step)
 
     def pictures(self, step: int, shown: Sequence[LoggedImage]) -> None:
-        """Records each picture under its file's name, and the first time a list of the captions in full."""
+        """Records each picture under its file's name, and at the first call also a list of the captions in full."""
         if not self._has_captions:
             lines = (f"- `{one.name}`: {one.caption}" for one in shown)
             self._writer.add_text("samples/captions", "\n".join(lines), step)

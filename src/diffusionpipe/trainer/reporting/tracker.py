@@ -1,4 +1,4 @@
-"""One place that records a run besides its folder: the interface, and its arguments."""
+"""The interface of trackers, programs that record a run besides its folder, and the facts to open them with."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedImage:
-    """A picture that was drawn: its name, caption, levels and file."""
+    """A sample that the model drew: its name, caption, pixels and file."""
 
     name: str
     """The name of the picture's file without its ending."""
@@ -23,7 +23,7 @@ class LoggedImage:
 
 
 class Tracker(Protocol):
-    """The methods of a place that records a run besides its folder."""
+    """The methods of a tracker, a program that records a run besides its folder."""
 
     def describe(self, recipe: str, values: Mapping[str, object]) -> None:
         """Records the recipe: its text, and the values of its keys ("training.batch")."""
@@ -40,18 +40,17 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerConfig:
-    """The facts about the run with which a tracker is opened.
-
-    Folder, names, the recipe's values, the step to resume.
-    """
+    """The facts about a run with which a tracker is opened: folder, names, the recipe's values, the step to resume."""
 
     folder: Path
     """The run's folder."""
     project: str
+    """The project in which the tracker files the run."""
     name: str
+    """The name of the run in the tracker."""
     values: Mapping[str, object]
     """The values of the recipe's keys, by key."""
     resume_step: int | None
     """The last step that the resumed run has done; None in a new run."""
     identity: str | None
-    """Identity of the tracker's own run that is to continue."""
+    """The id of the tracker's own run that is to continue; None to begin a new one, or without an id."""

@@ -1,4 +1,4 @@
-"""The places of a run's numbers and pictures besides its folder: TensorBoard, W&B, trackio, MLflow, ... Rank 0 records.
+"""The trackers of a run, which record its numbers and pictures besides its folder: TensorBoard, W&B, trackio, ...
 
 In metrics.jsonl "loss", "step_s" and "validation_loss"; in every tracker "train/loss", "speed/step_s" and
 "validation/loss". A picture is "samples/000-a-blue-tit", with its prompt; the resolved recipe is there as well.
@@ -26,9 +26,9 @@ _VALIDATION = "validation_"
 
 
 class Trackers:
-    """All trackers of a run as one.
+    """All trackers of a run as one tracker.
 
-    One that fails is left out from then on, with a warning: it must not end the training.
+    A tracker that fails is left out from then on, with a warning: it must not end the training.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None) -> None:
@@ -78,20 +78,21 @@ def tag_of(key: str) -> str:
 
 
 def problems_of_trackers(run: RunSection) -> Iterator[str]:
-    """A sentence for each tracker that is named but not installed."""
+    """A sentence for each tracker that the recipe's section [run] names and that is not installed."""
     for name in run.trackers:
         if name in _OURS and name is not TrackerName.AUTO and not _is_installed(name):
             yield f"run.trackers: {name} is not installed; run pip install {name}, or remove it from run.trackers"
 
 
 def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
-    """The trackers that a recipe names, opened with the run's facts, after the recipe is recorded in each.
+    """Starts the trackers that a recipe names, records the recipe in each, and returns them.
 
-    A resumed run, whose last step is `resume_step`, continues in their own runs where they can.
+    `resume_step`: the last step that a resumed run has done, else None. A resumed run continues the trackers' own runs
+    where they can.
 
     Raises:
-        RecipeError: one is not installed.
-        ConfigError: one does not start, e.g. for want of a login, or trackers.json is damaged.
+        RecipeError: a tracker is not installed.
+        ConfigError: a tracker does not start, e.g. without a login, or trackers.json is damaged.
     """
     if problems := list(problems_of_trackers(recipe.run)):
         raise RecipeError("\n".join(problems))
@@ -136,7 +137,7 @@ def flat_values(recipe: Recipe) -> dict[str, object]:
 
 
 def _wanted(names: Sequence[TrackerName]) -> list[TrackerName]:
-    """The trackers that names stand for, each once."""
+    """The names of the trackers to open, each once: "auto" becomes TensorBoard if it is installed, else nothing."""
     wanted = [TrackerName.TENSORBOARD if name is TrackerName.AUTO else name for name in names]
     if TrackerName.AUTO in names and not _is_installed(TrackerName.TENSORBOARD):
         logger.info("tensorboard=False reason=not_installed")
@@ -145,12 +146,12 @@ def _wanted(names: Sequence[TrackerName]) -> list[TrackerName]:
 
 
 def _is_installed(name: TrackerName) -> bool:
-    """Whether the package can be imported; all are called like their trackers."""
+    """Whether the tracker's package, which has the same name, is installed."""
     return find_spec(str(name)) is not None
 
 
 def _open(name: TrackerName, opening: TrackerConfig) -> tuple[Tracker, str | None]:
-    """The tracker, and how its own run is found again."""
+    """Start a tracker; returns it, and the id by which a resumed run finds the tracker's own run (None without)."""
     if name not in _OURS:
         make = load(Kind.TRACKER, name)
         if not callable(make):
@@ -168,7 +169,7 @@ def _open(name: TrackerName, opening: TrackerConfig) -> tuple[Tracker, str | Non
 
 
 def _read_identities(folder: Path) -> dict[str, str]:
-    """The identities of the trackers' own runs, by name; {} where none is written.
+    """The ids of the trackers' own runs from a run folder, by the tracker's name; {} where none are written.
 
     Raises:
         ConfigError: the file is damaged.

@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "cache"
 _FORM = 1
-"""The number of the form of keys and settings; a change of either has another."""
+"""The number of the format of keys and settings; it must grow when the format changes."""
 _SHOWN = 12
-"""Digits of settings in the name of a folder."""
+"""The number of hexadecimal digits of the settings' digest in the name of a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,49 +57,51 @@ class Cacheable:
     """The results of frozen layers that a recipe's cache keeps, their number and bytes, and parts it does not keep."""
 
     kept: tuple[KeptTensor, ...]
+    """The tensors of the frozen part that are kept; `sizes`, `variants`, `totals`, `settings` have a value for each."""
     counts: Counts
+    """The numbers of pictures and texts whose results are kept."""
     sizes: tuple[Bytes, ...]
-    """Bytes of a result of each."""
+    """The bytes of one result of each kept tensor."""
     variants: tuple[float, ...]
-    """Results of each sample, on average, of each."""
+    """The mean number of results that one sample has of each kept tensor."""
     totals: tuple[Bytes, ...]
-    """Bytes of all results of each."""
+    """The bytes of all results of each kept tensor."""
     settings: tuple[Mapping[str, object], ...]
-    """The settings for which results of each are true, without the weights, which are read later."""
+    """The settings by which the results of each kept tensor are valid, without the weights, which are read later."""
     num_samples: int
     """The number of different samples."""
     spared: frozenset[str]
-    """The layers that do not run where all results are there."""
+    """The names of the layers that do not run if all results are in the cache."""
     encoded_anew: tuple[str, ...]
-    """The parts that are not kept, with the keys that forbid it, in words."""
+    """The tensors that are not kept, each with the keys that forbid it, in words."""
 
     @property
     def size(self) -> Bytes:
-        """Bytes of all results together."""
+        """The bytes of all results that the cache keeps."""
         return sum(self.totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheVerdict:
-    """Whether a cache pays in a run, with the numbers in words."""
+    """The answer whether a cache saves time in a run, and lines with the numbers from which it follows."""
 
     lines: tuple[str, ...]
-    """The numbers, in words."""
+    """Lines with the numbers, for the user."""
     why_not: str | None
-    """Why it does not pay; None where it does."""
+    """Why the cache does not save time; None if it does."""
 
 
 def cache_folder(recipe: Recipe) -> Path:
-    """The folder of a recipe's cache: `pipeline.cache`, or cache in the run's folder."""
+    """The folder of a recipe's cache: `pipeline.cache`, or the folder "cache" in the run's folder."""
     return recipe.pipeline.cache or recipe.run.folder / FOLDER
 
 
 def cacheable(
     graph: LayerGraph, model: ModelGraph, recipe: Recipe, dataset: Dataset, assignment: Assignment | None = None
 ) -> Cacheable:
-    """The results of frozen layers that can be kept for these samples, with all keys of the recipe considered.
+    """The results of frozen layers that a cache can keep for a dataset, by all keys of the recipe.
 
-    `assignment`: the sizes of the samples, where there are several.
+    `assignment`: the size of each sample, None if all have one.
     """
     every = _kept_of(graph, model)
     pictures, sources = new_pictures(recipe.data), _new_sources(recipe)
@@ -136,19 +138,22 @@ def cacheable(
 
 
 def _variants(kept: KeptTensor, counts: Counts) -> float:
-    """Results of each sample, on average."""
+    """The mean number of results of a kept tensor for each sample."""
     views = counts.views if _reads_pictures(kept.reads) else 1.0
     return views * (counts.variants if _reads_texts(kept.reads) else 1.0)
 
 
 def _spared_layers(kept: Sequence[KeptTensor], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
-    """The layers that do not run where all kept tensors are there."""
+    """The names of the frozen layers that do not run if all kept tensors are in the cache."""
     needed = _needed(kept, graph, model)
     return frozenset(layer.name for one in kept for layer in one.layers) - {layer.name for layer in needed}
 
 
 def num_entries(kept: KeptTensor, counts: Counts, draws: int) -> int:
-    """The most results of one tensor that a run keeps: one for each picture, text or pair, at most `draws` samples."""
+    """The most results of one kept tensor that a run stores: one for each picture, text or pair of both.
+
+    At most `draws`, the number of samples that the run draws.
+    """
     pictures = round(counts.pictures * counts.views)
     of_both = {(True, True): pictures * max(1, counts.texts), (True, False): pictures, (False, True): counts.texts}
     # A run keeps no more than it draws.
@@ -156,7 +161,7 @@ def num_entries(kept: KeptTensor, counts: Counts, draws: int) -> int:
 
 
 def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
-    """Why nothing can be kept, or why the cache's disk has no room, in a sentence; None where the cache can be used."""
+    """A sentence: why no result can be kept, or why the cache's disk has no room; None if the cache can be used."""
     if not found.kept:
         if not found.encoded_anew:
             return refusal(Feature.CACHE, Feature.NO_ENCODERS)
@@ -179,7 +184,7 @@ def problem_of_cache(found: Cacheable, recipe: Recipe) -> str | None:
 
 
 def _present_bytes(found: Cacheable, folder: Path) -> Bytes:
-    """Bytes of results in a cache's folder that the run can read, as far as settings without weights say it."""
+    """The bytes of results in a cache's folder that the run can read, judged by settings without the weights."""
     present = 0
     for kept, total, settings in zip(found.kept, found.totals, found.settings, strict=True):
         alike = [0]
@@ -193,7 +198,7 @@ def _present_bytes(found: Cacheable, folder: Path) -> Bytes:
 
 
 def _settings_in(path: Path) -> dict[str, object] | None:
-    """The settings in a file; None where it cannot be read."""
+    """The settings of kept results from a settings file in a cache; None if it cannot be read."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError):
@@ -201,7 +206,7 @@ def _settings_in(path: Path) -> dict[str, object] | None:
 
 
 def _sizes_of_each(assignment: Assignment | None) -> float:
-    """The sizes in which a picture is seen, on average."""
+    """The mean number of sizes in which a picture is seen; 1 without an assignment."""
     if assignment is None:
         return 1.0
     distinct = {picture for share in assignment.shares for epoch in share.members for picture in epoch}
@@ -209,10 +214,10 @@ def _sizes_of_each(assignment: Assignment | None) -> float:
 
 
 def check_cache(found: Cacheable, recipe: Recipe) -> None:
-    """Refuses a cache in which nothing could be kept, or that has no room, before anything is measured.
+    """Refuses a cache in which no result could be kept, or whose disk has no room.
 
     Raises:
-        ConfigError: names the keys, or the sizes.
+        ConfigError: it names the keys, or the sizes.
     """
     problem = problem_of_cache(found, recipe)
     if problem is not None:
@@ -222,11 +227,17 @@ def check_cache(found: Cacheable, recipe: Recipe) -> None:
 def open_cache(
     found: Cacheable, graphs: Sequence[LayerGraph], models: Sequence[ModelGraph], recipe: Recipe, *, encodes: bool
 ) -> tuple[CachedPart, ...]:
-    """The tensors in a run's cache with their folders, for each size of samples.
+    """The tensors in a run's cache with their folders: one object for each size of samples.
 
-    Every rank calls it, after loading weights. `graphs`, `models`: one for each size. `encodes`: whether this rank has
-    the frozen layers. The first rank that has them writes the settings and warns of results in the folder that have
-    others.
+    Every rank calls it, after loading weights. The first rank with the frozen layers writes the settings, and warns of
+    results in the folder that have other settings.
+
+    Args:
+        found: the results that can be kept.
+        graphs: the layer graph for each size of samples.
+        models: the model graph for each size of samples.
+        recipe: the recipe of the run.
+        encodes: whether this rank has the frozen layers.
 
     Raises:
         ConfigError: on every rank, where the folder cannot be written.
@@ -260,7 +271,7 @@ def open_cache(
 
 
 def _rank_of(gathered: Sequence[tuple[str, ...]]) -> int:
-    """The number of this rank among those that gathered."""
+    """The number of this rank among the ranks whose values are `gathered`; 0 where there is only one."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() and len(gathered) > 1 else 0
 
 
@@ -270,7 +281,7 @@ def _kept_of(graph: LayerGraph, model: ModelGraph) -> tuple[KeptTensor, ...]:
 
 
 def _frozen(graph: LayerGraph, model: ModelGraph) -> tuple[tuple[Layer, ...], set[str]]:
-    """The frozen layers in parts, and the tensors that trained layers read or that are results."""
+    """(frozen layers, cut into parts that run alone, names of their tensors that trained layers read or are losses)."""
     names = set(model.frozen_layers)
     layers = [layer for layer in graph.layers if layer.name in names]
     read = {name for layer in graph.layers if layer.name not in names for name in layer.reads}
@@ -280,13 +291,13 @@ def _frozen(graph: LayerGraph, model: ModelGraph) -> tuple[tuple[Layer, ...], se
 
 
 def _needed(kept: Sequence[KeptTensor], graph: LayerGraph, model: ModelGraph) -> Sequence[Layer]:
-    """The frozen layers that run where all kept tensors are there."""
+    """The frozen layers that still run if all kept tensors are in the cache."""
     frozen, outputs = _frozen(graph, model)
     return needed_layers(frozen, outputs, given=[one.name for one in kept])
 
 
 def _spared(kept: Sequence[KeptTensor], graph: LayerGraph, model: ModelGraph) -> frozenset[str]:
-    """The pictures that nothing reads where all kept tensors are there."""
+    """The raw inputs with pictures that no layer reads if all kept tensors are in the cache, by name."""
     names = set(model.frozen_layers)
     trained = (one for one in graph.layers if one.name not in names)
     read = {name for layer in (*_needed(kept, graph, model), *trained) for name in layer.reads}
@@ -307,7 +318,7 @@ def _reads_texts(reads: Sequence[str]) -> bool:
 
 
 def _new_sources(recipe: Recipe) -> dict[int, list[str]]:
-    """The keys for which the texts of a source are new each time, by source; only sources with such keys."""
+    """Index of a source -> the keys by which its texts are new each time; sources without such keys are left out."""
     found = {number: new_texts(one.captions) for number, one in enumerate(recipe.data.treatments)}
     return {number: keys for number, keys in found.items() if keys}
 
@@ -318,7 +329,7 @@ def _spec(kept: KeptTensor, graph: LayerGraph, model: ModelGraph) -> TensorSpec:
 
 
 def _bytes_of(kept: KeptTensor, graph: LayerGraph, model: ModelGraph) -> Bytes:
-    """Bytes of the largest result of a tensor; sizes of samples have about as many pixels."""
+    """The bytes of a kept tensor's result for one sample of the graph's size; other sizes have about as many pixels."""
     spec = _spec(kept, graph, model)
     return torch.Size(spec.shape).numel() * BYTES_OF_DTYPE[spec.dtype]
 
@@ -333,7 +344,7 @@ def _prefix(kept: KeptTensor) -> str:
 
 
 def _settings(kept: KeptTensor, graph: LayerGraph, recipe: Recipe) -> dict[str, object]:
-    """The settings for which a tensor is true, beside the content of samples."""
+    """The settings on which a kept tensor depends besides the samples, by name, with digests of the weights."""
     weights = {
         f"weights of {name}": _digest_of_weights(
             [layer for layer in kept.layers if layer.component == name], graph.components[name]
@@ -348,7 +359,7 @@ def _components_of(kept: KeptTensor) -> list[str]:
 
 
 def _settings_without_weights(kept: KeptTensor, graph: LayerGraph, recipe: Recipe) -> dict[str, object]:
-    """The part of the settings that is settled before weights are read."""
+    """The settings on which a kept tensor depends besides samples and weights, by name."""
     used = _components_of(kept)
     return {
         "form": _FORM,
@@ -370,7 +381,7 @@ def _digest_of_configuration(component: nn.Module) -> str:
 
 
 def _digest_of_weights(layers: Sequence[Layer], component: nn.Module) -> str:
-    """A digest of all weights that the layers use, whose tensors are hashed side by side."""
+    """A digest of all weights of a component that the layers use; threads hash the tensors at the same time."""
     tensors = dict(_weights_of(layers, component))
     with ThreadPoolExecutor(max(1, min(4, len(tensors)))) as pool:  # hashing releases the interpreter's lock
         digests = list(pool.map(_digest, tensors.values()))
@@ -387,7 +398,7 @@ def _weights_of(layers: Sequence[Layer], component: nn.Module) -> Iterator[tuple
 
 
 def _digest(tensor: Tensor) -> bytes:
-    """A digest of dtype, shape and values; the values of a stored weight are its codes."""
+    """A digest of a tensor's dtype, shape and values; the values of a stored weight are its codes."""
     host = tensor.detach().cpu()
     digest = blake2b(f"{host.dtype} {tuple(host.shape)}".encode(), digest_size=16)
     digest.update(row_bytes(host))
@@ -395,7 +406,10 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _note_others(place: Path, settings: Mapping[str, object]) -> None:
-    """Write the settings; where nothing is kept for them yet, warn of results beside them that are true for others."""
+    """Write the settings into the folder `place`, where results are kept under them.
+
+    If the folder has no results yet, warn of each folder beside it whose results have other settings.
+    """
     prefix = place.name[:-_SHOWN]
     has_own = len(_looked_at(place)) > 0
     for other in sorted(place.parent.glob(f"{prefix}*/{SETTINGS}")):

@@ -1,4 +1,4 @@
-"""The cluster that a job runs on, as planning sees it: named by the recipe, kept from before, or measured now."""
+"""The cluster of a job for planning: named by the recipe, kept from an earlier start of the run, or measured now."""
 
 import logging
 from dataclasses import replace
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 CLUSTER = "cluster.json"
 HOST_COPY: Bytes = 2**26
-"""Bytes that a rank copies from host memory at a time to measure how fast that is."""
+"""The number of bytes that a rank copies from host memory at a time to measure the bandwidth."""
 
 
 def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster | None:
-    """The devices and links of exactly this job's ranks; every rank calls this and all get the same.
+    """The cluster of the devices and links of exactly this job's ranks; every rank calls it and all get the same.
 
-    It is named by the recipe, read from the run's folder, or measured, and then kept there, so that a resumed run on
-    the same number of ranks has the same plan. None: the run began with the links of its profile alone, and continues
-    so.
+    The recipe names it, or it is read from the run's folder, or measured. It is then kept in this folder, so that a
+    resumed run on the same number of ranks has the same plan. None: the run began with the links of its profile alone,
+    and continues with them.
 
     Raises:
         ConfigError: on every rank, if the recipe names a cluster that cannot be this one.
@@ -59,9 +59,9 @@ def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster | None
 
 
 def with_host_bandwidth(cluster: Cluster, job: Job, *, repeats: int = 7) -> Cluster:
-    """The cluster of the job's ranks with the rate at which its devices copy from host memory, all at once.
+    """The cluster with the measured bandwidth at which its devices copy from host memory, all at the same time.
 
-    Every rank calls this and all get the same. The slowest rank's time counts, as a median over the repetitions; the
+    Every rank calls it and all get the same. The slowest rank's time counts, as a median over `repeats` copies. The
     memory is page-locked, and on the CPU it is copied within host memory.
     """
     host = torch.zeros(HOST_COPY, dtype=torch.uint8, pin_memory=job.device.type == "cuda")
@@ -79,14 +79,18 @@ def with_host_bandwidth(cluster: Cluster, job: Job, *, repeats: int = 7) -> Clus
 
 
 def _has_only_a_profile(recipe: Recipe) -> bool:
-    """Whether a run with given sizes has begun without a cluster, as former versions did."""
+    """Whether a run with stated sizes has begun with a profile and no cluster in its folder, as in former versions."""
     folder, pipeline = recipe.run.folder, recipe.pipeline
     is_named = pipeline.is_searched or pipeline.cluster is not None
     return not is_named and (folder / PROFILE).exists() and not (folder / CLUSTER).exists()
 
 
 def _known(recipe: Recipe, job: Job) -> Cluster | None:
-    """The cluster that need not be measured."""
+    """The job's cluster by the recipe, or from the run's folder; None if it must be measured.
+
+    Raises:
+        ConfigError: the recipe names a cluster that cannot be this job's.
+    """
     name, kept, num_ranks = recipe.pipeline.cluster, recipe.run.folder / CLUSTER, job.membership.world_size
     device = device_name(job.device)
     if name is None:
@@ -110,7 +114,7 @@ def _known(recipe: Recipe, job: Job) -> Cluster | None:
 
 
 def _alone(job: Job) -> Cluster:
-    """The only rank's device; its links are never used."""
+    """A cluster of the only rank's device, with invented links, which are never used."""
     link, reduce = Link(1e-4, 1e9), AllReduce(latency=1e-4, bandwidth=1e9)
     return Cluster(
         name="this job",

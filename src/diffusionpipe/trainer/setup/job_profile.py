@@ -1,4 +1,4 @@
-"""The costs of layers where all ranks of a job run them at once: kept from before, or measured now."""
+"""The profile of a job, with all ranks at work at the same time: kept from an earlier run, or measured now."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 PROFILE = "profile.json"
 
 PROFILE_BUDGET: Seconds = 60.0
-"""Time for measuring the layers at the start; larger batch sizes are left out when it is over."""
+"""The time for measuring the layers at the start of a run; when it is over, larger batch sizes are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +45,25 @@ class Measurement:
     """The key of a measurement of layers by all ranks: model, precision, batch sizes, devices and kind of update."""
 
     model: ModelGraph
+    """The model whose layers are measured."""
     precision: str
+    """The arithmetic of the layers, as the recipe names it."""
     batch_sizes: tuple[int, ...]
+    """The numbers of samples with which each layer is measured, ascending."""
     ranks: tuple[str, ...]
-    """Node, counted from 0, and device of each rank: all run at once, and send to each other."""
+    """The number of its node, from 0, and the device of each rank: all ranks run at once, and send to each other."""
     update: str
     """The kind of update: optimizer, its arguments, whether it clips and averages; JSON."""
 
 
 class ProfileCache(Protocol):
-    """A store of profiles of other runs, handed in from above; only rank 0 uses it."""
+    """The methods of a store for profiles of several runs, which the caller of a run hands in; only rank 0 uses it."""
 
     def find(self, measurement: Measurement) -> Profile | None:
         """The profile that an earlier run has kept for this measurement, None if there is none.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: the profile cannot be read.
         """
         ...
 
@@ -71,17 +74,21 @@ class ProfileCache(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measuring:
-    """How the layers of a job are measured, or found measured."""
+    """The settings with which the layers of a job are measured, if no profile of them is kept."""
 
     recipe: Recipe
     job: Job
     shelf: ProfileCache | None
+    """The store of kept profiles; None to measure always."""
     screen: Screen
+    """The screen on which the progress is shown."""
     links: Cluster | None
+    """The cluster of the job with measured links; None: no links are measured yet."""
     budget: Seconds
+    """The time for measuring."""
 
     def found(self, graph: LayerGraph, model: ModelGraph) -> Profile:
-        """The profile of a model from the shelf, or measured now by all ranks at once; every rank calls this."""
+        """The profile of a model from the store, or measured now by all ranks at once; every rank calls it."""
         measurement = _measurement(model, self.recipe, self.job)
         shelf = self.shelf
         kept = from_first(lambda: None if shelf is None else shelf.find(measurement), optional(form_of(Profile)))
@@ -119,12 +126,19 @@ def agree_on_profile(
     screen: Screen,
     links: Cluster | None,
 ) -> Profile:
-    """The times and sizes of the layers.
+    """The profile of the model's layers on the devices of a job; every rank calls it and all get the same.
 
-    Of an earlier start of the run, from the `shelf`, or measured by all ranks at once. Every rank calls this and all
-    get the same. It is kept in the run's folder and read again, so that a resumed run has the same plan and continues
-    bit for bit. `links` is the measured cluster of this job, if there is one. `shares`: the part of the samples that
-    has each of the model's sizes; then two sizes are measured (`profile_of_sizes`).
+    It comes from an earlier start of the run, from the store `shelf`, or all ranks measure it at once. It is kept in
+    the run's folder and read again, so that a resumed run has the same plan and continues bit for bit.
+
+    Args:
+        opened: the models of the recipe.
+        job: the job.
+        shares: the fraction of the samples that has each of the model's sizes; then two sizes are measured
+            (`profile_of_sizes`). () for one size.
+        shelf: the store of kept profiles; None to measure always.
+        screen: shows the progress.
+        links: the measured cluster of this job, if there is one.
 
     Raises:
         ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
@@ -155,10 +169,10 @@ def agree_on_profile(
 
 
 def layer_words(done: int, total: int, num_layers: int, sizes: Sequence[int]) -> dict[str, object]:
-    """The words "layer" (its number of all) and "batch_size" for a progress of `done` of `total`.
+    """The words for a screen, "layer" ("12/59") and "batch_size", when `done` of `total` of a measurement is done.
 
-    {} after the last layer. Batch sizes are measured one after the other, and each layer counts as many times as the
-    samples of the size.
+    {} after the last layer. The batch sizes `sizes` are measured one after the other, and each layer counts as many
+    times as the batch has samples.
     """
     for size in sizes if done < total else ():
         if 0 < done <= num_layers * size:
@@ -172,7 +186,7 @@ def _listed(sizes: Sequence[int]) -> str:
 
 
 def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
-    """The measurement that this job would make; every rank calls this."""
+    """The key of the measurement that this job needs for a model; every rank calls it."""
     hosts, devices = places(job)
     nodes = list(dict.fromkeys(hosts))
     chosen = recipe.pipeline.sizes
@@ -196,7 +210,7 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
 
 
 def _kept_profile(path: Path, graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:
-    """The profile of an earlier start of the run, if it is of the same model on the same device."""
+    """The profile in the file of an earlier start of the run; None if there is none for this model and device."""
     if not path.exists():
         return None
     profile = read_profile(path)
@@ -217,13 +231,16 @@ def has_other_profile(model: ModelGraph, recipe: Recipe, job: Job) -> bool:
 
 
 def _is_of(profile: Profile, model: ModelGraph, recipe: Recipe, job: Job) -> bool:
-    """Whether it is a profile of this model in this precision on this device."""
+    """Whether a profile belongs to this model, the recipe's precision and the job's device."""
     is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
     return is_same_model and profile.device == device_name(job.device)
 
 
 def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
-    """A function that does the work of a step after the gradients: norm, clipping, optimizer, average; to be timed."""
+    """A function that updates the parameters as a step of the recipe does, to measure its time.
+
+    It computes the gradient norm, clips, steps the optimizer and updates the average. `parameters`: by name.
+    """
     names = dict(parameters)
     settings = recipe.optimizer
     rest = settings.rest

@@ -23,15 +23,15 @@ from diffusionpipe.trainer.setup.plan_file import read_plan_file
 logger = logging.getLogger(__name__)
 
 _CHANGES_NO_PLAN = {"replan"}
-"""Keys of [pipeline] that planning does not read."""
+"""The keys of [pipeline] that do not change a plan."""
 
 
 def kept_plan(model: ModelGraph, recipe: Recipe, job: Job) -> Plan | None:
-    """The plan in the folder of a run that is resumed; None to plan again.
+    """The plan in the folder of a run that is resumed; None if the run must be planned again.
 
-    It is kept where model, number of ranks and stated sizes are the same; else the log has the reason. None without a
-    word where there is no plan, where the recipe names a plan file or a file of orders, which is read again, and for a
-    training without flushes, whose window follows from the recipe alone.
+    The plan is kept if model, number of ranks and stated sizes are the same; if not, the reason is logged. None without
+    a log line if there is no plan, if the recipe names a plan file or a file of orders, which is read again, and for
+    training without a flush, whose window follows from the recipe alone.
     """
     path, pipeline = recipe.run.folder / PLAN, recipe.pipeline
     if pipeline.plan_file is not None or pipeline.orders is not None or pipeline.versions is not Versions.FLUSHED:
@@ -51,7 +51,7 @@ def kept_plan(model: ModelGraph, recipe: Recipe, job: Job) -> Plan | None:
 
 
 def _changes(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Iterator[str]:
-    """The changes since the plan was made."""
+    """A sentence for each fact on which the plan in the file at `path` depends and that has changed since."""
     before, num_ranks = read_plan(path).mesh.num_ranks, job.membership.world_size
     if before != num_ranks:
         yield f"the run had {before} ranks, and has {num_ranks}"
@@ -63,7 +63,7 @@ def _changes(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Iterato
 
 
 def _sizes(recipe: Recipe) -> dict[str, object]:
-    """The facts on which a plan depends beside model, ranks and measurements, by name."""
+    """The values of a recipe on which a plan depends besides model, ranks and measurements, by name."""
     keys = PipelineSection.model_fields.keys() - _CHANGES_NO_PLAN
     pipeline = {f"pipeline.{key}": getattr(recipe.pipeline, key) for key in sorted(keys)}
     micro = {f"models.{name}.microbatches": own.microbatches for name, own in recipe.models.items()}

@@ -20,11 +20,11 @@ MAX_PROBLEMS = 5
 
 
 def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int) -> Plan:
-    """The plan in a file, if this run can train by it.
+    """The plan in a file, after a check that this run can train by it.
 
     Raises:
-        FileFormatError: it cannot be read, or is not a plan.
-        ConfigError: it is illegal, or does not fit the model, recipe or number of ranks; five problems are shown.
+        FileFormatError: the file cannot be read, or is not a plan.
+        ConfigError: the plan is illegal, or does not fit the model, recipe or number of ranks; five problems are shown.
     """
     plan = read_plan(path)
     # Each group of checks relies on the ones before: an illegal or a foreign plan cannot be compared further.
@@ -57,7 +57,7 @@ def _require_none(problems: Sequence[str], path: Path) -> None:
 
 
 def _illegal(plan: Plan) -> Iterator[str]:
-    """Breaches of the rules of schedules and plans, for any model."""
+    """A sentence for each rule of schedules and plans that the plan breaks, for any model."""
     if plan.train.lead:
         yield "it trains without a flush, which no plan file can ask for yet; give sizes and versions in the recipe"
         return
@@ -87,7 +87,10 @@ def _other_run(plan: Plan, batch: int, num_ranks: int) -> Iterator[str]:
 
 
 def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
-    """Layers that the plan has and the model lacks, or the other way round, or frozen in one of them only."""
+    """A sentence for the first difference between the plan's layers and the model's.
+
+    Their names, their order, the frozen ones and the backbones that draw are compared.
+    """
     # The last block holds the frozen layers.
     trained, frozen = [name for block in plan.blocks[:-1] for name in block], list(plan.blocks[-1])
     known = {layer.name for layer in model.layers}
@@ -107,7 +110,7 @@ def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
 
 
 def _other_share(plan: Plan, model: ModelGraph) -> Iterator[str]:
-    """Micro-batches with conditioned samples that are not probed, and others that are."""
+    """A sentence for each pipeline whose micro-batches with estimates are not as many as its conditioned ones."""
     placement, shares = plan.train.placement, dict(model.probes)
     for pipeline in placement.pipelines:
         if Op.ENCODE in pipeline.ops or pipeline.is_probe:
@@ -142,7 +145,11 @@ def _listed(patterns: Sequence[str]) -> str:
 
 
 def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
-    """Tensors that a block reads and no block brings, blocks without a place, sums that are left out."""
+    """A sentence for each thing that the plan lacks for this model.
+
+    Such things are tensors that a stage reads and no edge brings, blocks that a schedule leaves out or runs where they
+    are not trained, frozen layers that do not run, sums of gradients, and gathers.
+    """
     homes = {(stage.weights, stage.worker) for stage in plan.train.placement.stages}
     for name, schedule in plan.phases.items():
         placement = schedule.placement
@@ -182,7 +189,7 @@ def _missing_sums(plan: Plan) -> Iterator[str]:
 
 
 def _wrong_parts(plan: Plan) -> Iterator[str]:
-    """Blocks in parts that are not gathered, and gathered ones that the mesh holds whole."""
+    """A sentence for each block in parts that a schedule does not gather, or whole block that a schedule gathers."""
     for name, schedule in plan.phases.items():
         stages = schedule.placement.stages
         computed = {stages[action.stage].weights for _, action in schedule.actions() if action.op in COMPUTE_OPS}

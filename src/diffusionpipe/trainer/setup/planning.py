@@ -1,4 +1,4 @@
-"""The plan of a job: asked for on rank 0, or read from a file there, and the same on every rank."""
+"""The plan of a job: rank 0 makes it or reads it from a file, and every rank gets the same."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,32 +21,37 @@ from diffusionpipe.trainer.setup.kept_plan import kept_plan
 from diffusionpipe.trainer.setup.plan_file import read_plan_file
 
 MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], Plan]
-"""The planning half, handed in from above: (model, recipe, number of ranks, measured layers, cluster) -> plan.
+"""A function that makes a plan: (model, recipe, number of ranks, profile, cluster) -> plan.
 
-The layers are measured where the recipe fills or searches, and the cluster is there where they are.
+The caller of a run hands it in. The profile and the cluster are None unless the recipe fills bubbles or searches.
 """
 
 MakeCutting = Callable[[Sequence[ModelGraph], Plan], Cutting]
-"""(model for each size of samples, plan) -> how steps are cut into micro-batches of unequal tokens; on every rank."""
+"""A function (model for each size of samples, plan) -> a function that cuts a step into micro-batches of unequal sizes.
+
+It is called on every rank.
+"""
 
 CheckPlan = Callable[[Plan, RecipeModels, Sequence[Device]], None]
-"""(plan, model, device of each rank): refuses a plan that does not fit in the memory of these devices."""
+"""A function (plan, models, device of each rank) that refuses a plan that does not fit in the devices' memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """The functions, handed in from above, that make a plan, cut steps of unequal tokens and check a plan file."""
+    """The functions and facts for planning that the caller of a run hands in."""
 
     make_plan: MakePlan
+    """Makes a plan, on rank 0."""
     make_cutting: MakeCutting
+    """Makes the function that cuts steps into micro-batches of unequal sizes, on every rank."""
     shelf: ProfileCache | None = None
-    """The cache of profiles of other runs, which takes this one's too; None to measure always."""
+    """The store of profiles of all runs, which also keeps this run's; None to measure always."""
     check_plan: CheckPlan | None = None
-    """Looks at a plan file before the weights are loaded; None: no look. The same on all ranks."""
+    """Checks that a plan file fits in memory, before the weights are loaded; None: no check. The same on all ranks."""
     screen: Screen = field(default_factory=NoScreen)
     """The screen on which rank 0 shows the progress of measurements."""
     shares: tuple[float, ...] = ()
-    """The part of the training samples that has each of the model's sizes; () where they have one."""
+    """The fraction of the training samples that has each of the model's sizes; () if all have one size."""
     is_resumed: bool = False
     """Whether the run continues from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
 
@@ -54,7 +59,7 @@ class Planning:
 def agree_on_plan(opened: RecipeModels, recipe: Recipe, job: Job, planning: Planning) -> Plan:
     """The plan for all ranks: from the recipe's plan file, from the folder of a resumed run, or made on rank 0.
 
-    Every rank calls it. Where the recipe wants that, links and layers are measured first.
+    Every rank calls it. If the recipe fills bubbles or searches sizes, links and layers are measured first.
 
     Raises:
         ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
@@ -81,12 +86,12 @@ def agree_on_plan(opened: RecipeModels, recipe: Recipe, job: Job, planning: Plan
 
 
 def check_plan_fits(plan: Plan, opened: RecipeModels, job: Job, planning: Planning) -> None:
-    """Refuses a plan file that does not fit in memory, before the weights are loaded. Every rank calls it.
+    """Refuses the plan of a plan file that does not fit in the devices' memory. Every rank calls it.
 
-    It passes without a plan file, or without a check in `planning`.
+    Without a plan file, or without a check in `planning`, it does nothing.
 
     Raises:
-        ConfigError: on every rank, as the check that is handed in.
+        ConfigError: on every rank, the error of the check in `planning`.
     """
     check = planning.check_plan
     if check is None or opened.recipe.pipeline.plan_file is None:

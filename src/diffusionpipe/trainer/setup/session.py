@@ -65,42 +65,45 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Session:
-    """One rank, ready to train: plan, worker, optimizer and average; these change with every step."""
+    """All that one rank needs to train: plan, worker, optimizer, average; steps change their contents."""
 
     recipe: Recipe
     job: Job
     members: tuple[Member, ...]
     """The models, in the order of sampling."""
     graph: LayerGraph
-    """The graph of all models."""
+    """The layer graph of all models."""
     model: ModelGraph
+    """The description of `graph`, without torch."""
     others: tuple[ModelGraph, ...]
     """The descriptions of the model for further sizes of samples."""
     plan: Plan
     transport: Transport
+    """Carries messages and sums between the ranks."""
     worker: Worker
+    """Runs this rank's part of the plan's schedules, and holds its parameters."""
     groups: ParameterGroups
+    """The group of each trained parameter of all ranks."""
     optimizer: RankOptimizer | None
+    """The optimizer of this rank's parameters; None on a rank without any."""
     ema: Ema | ReadWeights | None
+    """The average of this rank's parameters; None if the run has no average."""
     in_backward: InBackward | None
-    """Steps the parameters within the backward; None: after it."""
+    """Steps the parameters within the backward; None: they are stepped after it."""
 
     @property
     def folder(self) -> Path:
-        """The only model's diffusers folder."""
+        """The diffusers folder of the only model; it fails where there are several models."""
         return only(self.members).folder
 
     @property
     def prediction(self) -> Prediction:
-        """The quantity that the only model predicts."""
+        """The quantity that the only model predicts; it fails where there are several models."""
         return only(self.members).prediction
 
     @property
     def state(self) -> TrainingState:
-        """The parameters, optimizer and average of this rank, from which a checkpoint is made.
-
-        The objects themselves.
-        """
+        """The parameters, optimizer and average of this rank, from which a checkpoint is made; they are not copied."""
         return TrainingState(
             model=self.worker.parameters,
             trainable=self.worker.parameters,
@@ -115,29 +118,32 @@ class Session:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The positions in the step's global batch that this rank encodes, by row; () if it encodes none."""
+        """The positions in a step's batch of the samples that this rank encodes, by row; () if it encodes none."""
         return self.encoded_positions(self.plan.encoding)
 
     @property
     def group_positions(self) -> tuple[int, ...]:
-        """The positions in the global batch of all rows of this rank's pipeline, by row."""
+        """The positions in a step's batch of all samples of this rank's group, by row."""
         return self._positions
 
     def encoded_positions(self, schedule: Schedule) -> tuple[int, ...]:
-        """The positions in the global batch that this rank encodes in one of the plan's schedules.
+        """The positions in a step's batch of the samples that this rank encodes in one of the plan's schedules.
 
-        () if it encodes none.
+        By row; () if it encodes none.
         """
         rows = encoded_rows(schedule, self.worker.place.worker)
         return self.positions_of(rows.start, rows.stop) if rows is not None else ()
 
     def positions_of(self, start: int, stop: int) -> tuple[int, ...]:
-        """The positions in the global batch of the rows `start` up to `stop` of this rank's pipeline."""
+        """The positions in a step's batch of the rows from `start` up to `stop` of this rank's group."""
         return self._positions[start:stop]
 
     @cached_property
     def _positions(self) -> tuple[int, ...]:
-        """By row; those whose samples read an estimate come last, in the micro-batches that are probed."""
+        """The positions in a step's batch of the samples of this rank's group, by row.
+
+        Conditioned samples, which read an estimate, come last, in the micro-batches that are probed.
+        """
         share = as_fraction(self.recipe.objective.self_conditioning)
         size = self.plan.batch // self.plan.mesh.data_parallel
         first = self.worker.place.group * size
@@ -146,7 +152,7 @@ class Session:
 
 
 def _check_runs(plan: Plan, recipe: Recipe) -> None:
-    """Refuse micro-batches that would hold samples of several sizes. Raises ConfigError."""
+    """Refuse a plan whose micro-batches would hold samples of several sizes. Raises ConfigError."""
     if not recipe.data.has_sizes or recipe.data.batching is Measure.TOKENS:
         return
     run, rows = run_of(recipe), plan.batch // plan.mesh.data_parallel
@@ -159,7 +165,7 @@ def _check_runs(plan: Plan, recipe: Recipe) -> None:
 
 
 def _check_in_backward(plan: Plan, recipe: Recipe) -> None:
-    """Refuse layouts whose gradients are not final within a backward. Raises RecipeError."""
+    """Refuse a plan whose gradients are not final in a backward, for `optimizer.in_backward`. Raises RecipeError."""
     if not recipe.optimizer.in_backward:
         return
     trained = [one for one in plan.train.placement.pipelines if Op.B in one.ops]
@@ -182,10 +188,16 @@ def _in_backward(
 def open_session(
     recipe: Recipe, job: Job, planning: Planning, opened: RecipeModels | None = None, kept: Sequence[str] = ()
 ) -> Session:
-    """Everything that a rank needs to train, from a recipe: it plans, loads the weights and connects the ranks.
+    """All that this rank needs to train by a recipe: it plans, loads the weights and connects the ranks.
 
-    Every rank calls it. `opened` is its model, None to open it here. `kept`: the tensors of frozen layers that batches
-    may bring from a cache.
+    Every rank calls it.
+
+    Args:
+        recipe: the recipe of the run; with `opened` the recipe there is used.
+        job: the job.
+        planning: the functions that make a plan.
+        opened: the models of the recipe; None to open them here.
+        kept: the names of tensors of frozen layers that batches may bring from a cache.
 
     Raises:
         ConfigError: something in the recipe, the model or the sizes does not fit, or weights cannot be read.

@@ -25,33 +25,33 @@ class Start:
     model: ModelGraph
     plan: Plan
     hosts: tuple[str, ...]
-    """The machine of each rank."""
+    """The host name of each rank's machine."""
     devices: tuple[str, ...]
-    """The device of each rank."""
+    """The name of each rank's device."""
     samples: int
     """The number of samples in the training data."""
     conditions: int
-    """Samples with a conditioning picture."""
+    """The number of training samples with a conditioning picture."""
     held_out: int | None
-    """Samples in the validation data; None without any."""
+    """The number of samples in the validation data; None without validation."""
     step: int
     """The number of steps done before this start."""
     checkpoint: Path | None
-    """The checkpoint from which the run continues; None where it begins."""
+    """The checkpoint from which the run continues; None if the run begins."""
     loading: JobDataWorkers | None = None
-    """The data workers of the run; None where they take nothing from the ranks."""
+    """The data workers of the run and the cores of their machines; None if they need no cores of the ranks."""
 
 
 def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The host name and the device name of every rank, by rank; every rank calls it."""
+    """(host name of each rank, device name of each rank), by rank; every rank calls it."""
     text = form_of(str)
     return tuple(gather(socket.gethostname(), text)), tuple(gather(device_name(job.device), text))
 
 
 def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> JobDataWorkers | None:
-    """The cores and the time for a batch of every rank's data workers; every rank calls it, and all get the same.
+    """The data workers of all ranks: machine, cores and time for a batch of each rank, for the prediction of a step.
 
-    None on GPUs, whose hosts have cores to spare, and without data workers.
+    Every rank calls it, and all get the same. None on GPUs, whose hosts have cores to spare, and without data workers.
     """
     if job.device.type != "cpu" or not loader.workers:
         return None

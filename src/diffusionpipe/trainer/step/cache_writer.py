@@ -1,4 +1,4 @@
-"""Writes results of encoders into the cache while training continues: the ones that it lacked."""
+"""Writes results of encoders that the cache lacked into it while training continues."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ from diffusionpipe.units import Bytes, Seconds
 logger = logging.getLogger(__name__)
 
 SHARD: Bytes = 32 * 2**20
-"""Bytes of results after which a shard is written."""
+"""The number of bytes of results from which a shard, one file of results, is written."""
 PATIENCE: Seconds = 10.0
-"""The time after which a smaller one is written too."""
+"""The time after which a smaller shard is written too."""
 _MOST_WAITING = 4
-"""Shards that wait for the disk; then training waits."""
+"""The most shards that may wait for the disk; with more, training waits."""
 
 
 class CacheWriter:
-    """Takes results of encoders from a rank's rows and writes the missing ones into the cache in another thread.
+    """Copies results of encoders from a rank's row store, and writes the missing ones to the cache in another thread.
 
-    A full disk ends the writing, by name, and training continues: the missing results are computed in later epochs.
+    A full disk ends the writing with a warning, and training continues: missing results are computed in later epochs.
     """
 
     def __init__(self, tensors: Sequence[CachedTensor]) -> None:
@@ -44,14 +44,14 @@ class CacheWriter:
         self._is_over = False
         self._fed: tuple[list[list[int]], list[list[bytes]]] = [], []
         self.num_read = 0
-        """Results that were read."""
+        """The number of results that came from the cache."""
         self.num_encoded = 0
-        """Results that were computed."""
+        """The number of results that were computed."""
         self.num_written = 0
-        """Results that are in shards."""
+        """The number of results that this rank has written into shards."""
 
     def feed(self, batch: Mapping[str, Tensor]) -> None:
-        """Keeps the keys of a batch's results and whether each came from the cache; this batch is run next."""
+        """Notes for the batch that runs next which key each of its results has, and whether it came from the cache."""
         marks: list[list[int]] = []
         keys: list[list[bytes]] = []
         for part in runs_of(batch)[1]:
@@ -85,7 +85,7 @@ class CacheWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hands all copied results to the thread that writes; waits only where more than four files are due."""
+        """Hands all copied results to the thread that writes; waits if more than four shards are not yet written."""
         self._since = monotonic()
         for folder, own in self._pending.items():
             if own and not self._is_over:
@@ -103,17 +103,17 @@ class CacheWriter:
             self._waiting.pop(0).result()
 
     def close(self) -> None:
-        """Writes the rest, and ends the thread."""
+        """Writes all results that are not yet written, and ends the thread."""
         self.flush()
         self.settle()
         self._pool.shutdown()
 
     def counts(self) -> dict[str, int]:
-        """The number of results that were computed, read and written so far on this rank: "num_encoded" and others."""
+        """The numbers of results so far on this rank: "num_encoded" (computed), "num_read" and "num_written"."""
         return {"num_encoded": self.num_encoded, "num_read": self.num_read, "num_written": self.num_written}
 
     def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write what no other run has written meanwhile."""
+        """Write a shard with the results, by key, that no other rank or run has written into the folder meanwhile."""
         if self._is_over:
             return
         known = self._known[folder]

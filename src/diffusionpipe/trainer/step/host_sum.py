@@ -1,4 +1,4 @@
-"""A small sum over all ranks on its way to the host, which waits for it and for nothing later.
+"""A small sum over all ranks that is brought to the host, which waits for it and for no later work of the device.
 
     compute   ... backward | optimizer | next iteration ...    the sum holds none of this up
     sum                    | sum over all ranks | copy         on a stream of its own; the host waits for its end
@@ -16,13 +16,13 @@ from torch import Tensor
 
 
 class HostSum:
-    """A sum of a few float64 numbers over all ranks on its way to the host, beside later work of the device."""
+    """A sum of a few float64 numbers over all ranks, which runs and is copied to the host beside later work."""
 
     def __init__(self, own: Tensor, numbers: Sequence[float], further: Sequence[float] = ()) -> None:
-        """Start the sum over all ranks of `own`, a vector on the device, followed by the rank's `numbers`; float64.
+        """Start the sum over all ranks of one float64 vector: `own`, on the device, and then the rank's `numbers`.
 
-        `further` numbers are summed by a collective of their own: with more numbers in the first one the ranks would
-        add these up in another order, and their last digit would change.
+        `further` numbers are summed by another collective: with more numbers in the first one the ranks would add its
+        numbers in another order, and their last digit would change.
         """
         device, length = own.device, len(own) + len(numbers)
         self._sent = _host_vector(len(numbers) + len(further), device)
@@ -30,7 +30,7 @@ class HostSum:
         self._sent.copy_(torch.tensor([*numbers, *further], dtype=torch.float64))
         whole = torch.cat([own, self._sent.to(device, non_blocking=True)])
         self.total = whole[:length]
-        """The total on the device; it may be read there after `wait`."""
+        """The sum of `own` and `numbers` over all ranks, on the device; it may be read there after `wait`."""
         # Views of `whole`: both collectives add up in its memory, and one copy brings both totals to the host.
         parts = [self.total, whole[length:]] if further else [self.total]
         self._works: list[dist.Work] = [dist.all_reduce(part, async_op=True) for part in parts]
@@ -51,17 +51,17 @@ class HostSum:
             work.wait()
 
     def wait(self) -> Tensor:
-        """Waits for the sum; returns the total as a float64 vector in host memory."""
+        """Waits for the sums; returns the sum of `own` and `numbers` as a float64 vector in host memory."""
         self._wait()
         return self._host[: self._length]
 
     def further(self) -> list[float]:
-        """The totals of the `further` numbers, after `wait`."""
+        """The sums of the `further` numbers over all ranks; call `wait` before."""
         return self._host[self._length :].tolist()
 
 
 def _runs_ahead(device: torch.device) -> bool:
-    """Whether the host may be ahead of the device."""
+    """Whether the device may still compute when its host continues, as all devices but CPUs do."""
     return device.type != "cpu"
 
 

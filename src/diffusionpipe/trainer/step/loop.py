@@ -44,74 +44,83 @@ from diffusionpipe.units import Seconds
 logger = logging.getLogger(__name__)
 
 UNCLIPPED_STEPS_BEFORE_OPTIMISM = 10
-"""Steps in a row that needed no clipping, after which the next ones are post-validated (as Qi et al.'s code does)."""
+"""The number of steps in a row without clipping after which steps are post-validated (as in Qi et al.'s code)."""
 
 MOST_SKIPPED = 10
-"""Spikes in a row that are skipped; then they are the training."""
+"""The most spikes in a row that are skipped; the next one ends the run."""
 
 _UPDATED = "; the backward has updated weights already, so resume from the last checkpoint"
-"""The end of the sentence on a loss that is not finite, where each gradient is used at once."""
+"""The end of the message about a loss that is not finite, if parameters are stepped within the backward."""
 
 
 class Saves(Protocol):
     """The methods of a checkpoint on its way to the disk that the steps call."""
 
     def vote(self) -> int:
-        """The vote of this rank that the checkpoint on its way can be completed.
+        """The rank's vote to complete the asynchronous checkpoint that is being written.
 
-        0 while it is written or where there is none, 1 when it is written, the number of ranks if that has failed. All
-        complete it when the sum over ranks reaches the number of ranks.
+        0 while it is written or if there is none, 1 when it is written, the number of ranks if writing has failed. All
+        ranks complete it when the sum of their votes reaches the number of ranks.
         """
         ...
 
     def protect(self) -> None:
-        """Returns when the weights may change, because they are copied."""
+        """Waits until the weights are copied for the checkpoint, so that they may change."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Iteration:
-    """One run of the schedule."""
+    """The outputs and the recorded times of one run of the schedule."""
 
     outputs: list[Output]
+    """The tensors that no other stage reads, such as losses, by micro-batch."""
     recording: Recording
+    """The times of this rank's actions."""
     before: Seconds = 0.0
-    """The length of an iteration that had to be repeated, of which this is the repetition."""
+    """The time of an earlier iteration that this one repeats, because its weights were taken back; 0 if none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """The times that this rank needed for a step."""
+    """The time of this rank's iteration in a step, and the fraction of it that is not idle."""
 
     step: int
+    """The number of the step, counted from 0."""
     busy: float
-    """The part of the iteration in which the rank computed."""
+    """The fraction of the iteration in which the rank computed."""
     iteration: Seconds
+    """The time of the iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unsettled:
-    """A step whose sums over all ranks are under way."""
+    """A step whose iteration is done and whose sums over all ranks have begun, but are not yet read."""
 
     step: int
+    """The number of the step, counted from 0."""
     outputs: list[Output]
+    """The tensors of the iteration that no other stage reads, such as losses."""
     sum: HostSum
-    """Squared norm and loss of each backbone; busy share of the step before, votes to save, votes to stop. Further ones
-    are votes to draw and votes of `Saves`."""
+    """Sums of squared norm and loss of each backbone, busy fraction of the step before, votes to save and to stop.
+
+    Its further numbers are votes to draw and votes of `Saves`.
+    """
     before: _Times | None
-    """Times of the step before, where the sum carries them."""
+    """The times of the step before, if their busy fraction is in the sum."""
     is_updated: bool = False
     """Whether the optimizer has stepped already."""
     seconds: Seconds = 0.0
+    """The host's time for the step."""
     noise: HostSum | None = None
-    """Sums of the two numbers of the gradient noise scale, where the step measures them."""
+    """Sums of the two numbers of the gradient noise scale; None if the step does not measure them."""
 
 
 class Stepper:
     """Runs training steps on one rank: schedule, sum over all ranks, clipping, optimizer, average.
 
-    A step is settled when the sums over all ranks are there. Mostly that is at once; a post-validated step is settled
-    during the next one, see `post_validation`.
+    A step is settled when the sums over all ranks are read and its result is known. Most steps are settled at once; a
+    post-validated step is settled during the next one, see `post_validation`.
     """
 
     def __init__(
@@ -146,7 +155,7 @@ class Stepper:
         self._noise = NoiseMeter(session.worker, session.job.device) if self._noise_every else None
 
     def phases(self) -> tuple[Phase, ...]:
-        """The spans of this rank's work after the last iteration, such as clipping and optimizer. On GPUs it waits."""
+        """The times of the rank's work after the last iteration, such as clipping and optimizer; it waits for a GPU."""
         times = self._session.worker.train.recording.times_after()
         rank = self._session.job.membership.rank
         return tuple(
@@ -155,7 +164,7 @@ class Stepper:
         )
 
     def _end_phase(self, name: str) -> None:
-        """Note that what the rank did until now is over."""
+        """Mark the present time as the end of the phase of this name; it began at the mark before."""
         self._session.worker.train.mark()
         self._phases.append(name)
 
@@ -196,12 +205,12 @@ class Stepper:
         return settled
 
     def take_times(self) -> list[StepTimes]:
-        """The times that have become known since the last call, in the order of steps."""
+        """The times of the steps that have become known since the last call, in the order of steps."""
         times, self._times = self._times, []
         return times
 
     def finish_times(self) -> None:
-        """Makes the times of the last settled step known too, for `take_times`.
+        """Sums the times of the last settled step over all ranks, so that `take_times` returns them too.
 
         Every rank calls it, and waits for its device.
         """
@@ -213,7 +222,7 @@ class Stepper:
                 self._note_times(times, float(total.wait()[0]))
 
     def settle(self) -> list[StepResult]:
-        """The result of the step that is not settled yet, [] if there is none; after it the weights are final."""
+        """Settles the step that is not settled yet, so that the weights are final; returns its result, [] if none."""
         pending, self._pending = self._pending, None
         return [] if pending is None else [self._settle(pending)]
 
@@ -243,7 +252,7 @@ class Stepper:
         return _Iteration(outputs=outputs, recording=worker.train.recording)
 
     def _own_times(self) -> _Times | None:
-        """Times of the last step; None where they are known. It does not wait if the step is settled."""
+        """The rank's times of the last step; None if they were taken before. No wait if the step is settled."""
         if self._untimed is None:
             return None
         (step, iteration), self._untimed = self._untimed, None
@@ -251,12 +260,15 @@ class Stepper:
         return _Times(step=step, busy=busy / seconds if seconds else 0.0, iteration=iteration.before + seconds)
 
     def _note_times(self, own: _Times, busy: float) -> None:
-        """`busy` is the sum over all ranks."""
+        """Note the time of a step's iteration and its bubble; `busy`: the sum of all ranks' busy fractions."""
         bubble = 1 - busy / self._session.plan.mesh.num_ranks
         self._times.append(StepTimes(step=own.step + 1, iteration=own.iteration, bubble=bubble))
 
     def _start_sum(self, step: int, iteration: _Iteration) -> _Unsettled:
-        """Start the sum over all ranks of squared norms, losses, the step before's busy shares, and votes."""
+        """Start the sums over all ranks at the end of a step.
+
+        They are the sums of squared norms, losses, the busy fractions of the step before, and votes.
+        """
         device, outputs = self._session.job.device, iteration.outputs
         sums = [one.sums(outputs, device) for one in self._trained]
         if self._session.in_backward is not None:  # gradients are gone, and there is one backbone
@@ -276,7 +288,15 @@ class Stepper:
         return self._noise_every is not None and (step + 1) % self._noise_every == 0
 
     def _settle(self, step: "_Unsettled") -> StepResult:
-        """Wait for the sums; step, or amend the step that was taken without them."""
+        """Wait for a step's sums, then clip, update and average; returns the step's result.
+
+        An update that was made before the sums stays if it was right. It is taken back if the step is a spike, and
+        taken back and made again if gradients have to be clipped.
+
+        Raises:
+            NonFiniteLossError: on all ranks, a loss or norm is not finite.
+            LossSpikeError: on all ranks, as in `step`.
+        """
         session = self._session
         with session.job.progress.waiting():
             total = step.sum.wait()
@@ -336,12 +356,15 @@ class Stepper:
         )
 
     def _sums(self, total: Tensor) -> tuple[Tensor, ...]:
-        """The squared norm and the loss of each backbone in a total, (2,) each."""
+        """(squared norm, loss) of each backbone, as tensors (2,), from the vector of a step's sum."""
         found: tuple[Tensor, ...] = total[: 2 * len(self._trained)].split(2)
         return found
 
     def _clip(self, sums: Sequence[Tensor]) -> None:
-        """Clip what the recipe clips; the sums are on the device, so that the host waits for no factor."""
+        """Clip the gradients of each backbone that the recipe clips, by its sums (squared norm, loss).
+
+        The sums are on the device, so that the host waits for no factor.
+        """
         factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
         for one, factor in zip(self._trained, factors, strict=True):
             if factor is not None:
@@ -350,7 +373,11 @@ class Stepper:
             self._end_phase("clip")
 
     def _skip(self, step: int, spike: str) -> None:
-        """Leave the weights as they were before a spike, or stop there."""
+        """Log that a step was skipped, or end the run, because it was a spike; `spike`: the reason.
+
+        Raises:
+            LossSpikeError: the recipe stops at spikes, or too many steps in a row were skipped.
+        """
         if self._spikes.reaction is OnSpike.STOP or self._skipped_in_a_row > MOST_SKIPPED:
             many = f", after {MOST_SKIPPED} skipped steps in a row" if self._spikes.reaction is OnSpike.SKIP else ""
             raise LossSpikeError(
@@ -361,14 +388,14 @@ class Stepper:
             logger.warning('step=%d skipped_step=True reason="%s"', step + 1, spike)
 
     def _set_rates(self, step: int) -> float:
-        """Give the optimizer the learning rates of an update; the highest of them."""
+        """Set the optimizer's learning rates for an update; returns the highest of them."""
         factor = 1.0 if self._loss_rates is None else self._loss_rates.factor
         rates = [{name: factor * rate for name, rate in one.rates_at(step).items()} for one in self._trained]
         set_learning_rates(self._session.optimizer, {group: rate for of in rates for group, rate in of.items()})
         return max(rate for of in rates for rate in of.values())
 
     def _update(self, step: int) -> None:
-        """The optimizer's step, unless the backward has done it."""
+        """Set the learning rates and step the optimizer, unless the backward has stepped the parameters."""
         if self._session.in_backward is None:
             highest = self._set_rates(step)
             if self._prodigy is not None:
@@ -379,7 +406,7 @@ class Stepper:
 
 
 def _shared_prodigy(session: Session) -> SharedProdigy | None:
-    """The optimizer that sums over all parameters, where the recipe has it."""
+    """The object that steps Prodigy with its sums over all ranks; None if the recipe has another optimizer."""
     if session.recipe.optimizer.name not in PATHS:
         return None
     # A rank may train nothing; it still takes part in the sums.

@@ -31,7 +31,7 @@ class NoiseMeter:
     """Measures |G|² and tr S of the gradient noise scale on one rank, from gradients that are watched in a step."""
 
     def __init__(self, worker: Worker, device: torch.device) -> None:
-        """The worker must be measurable, see `unmeasurable`."""
+        """Prepares to measure the gradients of this worker, whose plan must be measurable, see `unmeasurable`."""
         self._device = device
         self._batch = worker.plan.batch
         self._parts = parts_of(worker.plan)
@@ -43,12 +43,12 @@ class NoiseMeter:
         self._counts = {block: len(holders[block]) for block in self._blocks}
 
     def watch(self, is_on: bool) -> None:
-        """Switches the watching of gradients on or off, for the steps that come."""
+        """Sets whether the next steps note the squared norm of each block's gradient over a part of the batch."""
         for gradients in self._blocks.values():
             gradients.is_watched = is_on
 
     def own(self) -> Tensor:
-        """The rank's terms of |G|² and tr S for the step that ran, (2,) float64, to be summed over all ranks."""
+        """The rank's terms of |G|² and tr S for the last step, (2,) float64; their sums over ranks are estimates."""
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         for block, gradients in self._blocks.items():
             if gradients.part is None:
@@ -63,14 +63,14 @@ class NoiseMeter:
 
 
 def both_of(of_small: Tensor, of_whole: Tensor, small: float, whole: float) -> tuple[Tensor, Tensor]:
-    """Estimates of |G|² and tr S without bias from squared norms of gradients over `small` and `whole` samples."""
+    """(|G|², tr S), unbiased estimates from the squared norms of gradients over `small` and over `whole` samples."""
     square = (whole * of_whole - small * of_small) / (whole - small)
     trace = (of_small - of_whole) / (1 / small - 1 / whole)
     return square, trace
 
 
 def unmeasurable(plan: Plan) -> str | None:
-    """The reason for which a run of this plan has no noise scale, in words; None: it has one. The same on all ranks."""
+    """Why the noise scale of a run of this plan cannot be measured, in words; None if it can. The same on all ranks."""
     if plan.train.lead:
         return "batches follow each other without a flush, so gradients of a batch are of several weights"
     if plan.mesh.parts > 1:
@@ -89,7 +89,7 @@ def unmeasurable(plan: Plan) -> str | None:
 
 
 def parts_of(plan: Plan) -> Mapping[int, float]:
-    """For each block the number of samples in the part of the batch whose gradient is measured by itself."""
+    """Block id -> the number of samples in the part of the batch whose gradient is measured apart from the whole."""
     placement, found = plan.train.placement, dict[int, float]()
     for block, ranks in holders_of(plan).items():
         worker = plan.mesh.place(ranks[0])[1]

@@ -13,15 +13,15 @@ from diffusionpipe.trainer.setup.session import Session
 from diffusionpipe.trainer.step.trained_backbone import BackboneResult, TrainedBackbone
 
 NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
-"""`names_of(step, positions)`: which samples stood at these positions of the step's batch."""
+"""A function (step, positions) that returns the names of the samples at these positions in the step's batch."""
 
 
 def bad_positions(
     session: Session, trained: Sequence[TrainedBackbone], outputs: Sequence[Output], found: BackboneResult
 ) -> tuple[int, ...]:
-    """The positions in the global batch of this rank's losses of the backbone `found` that are not finite.
+    """The positions in the step's batch of the samples whose loss on this rank is not finite; () for none.
 
-    () for none.
+    `outputs`: of the iteration, with the losses. `found`: the result of the backbone whose losses count.
     """
     loss_name = next(one.backbone.loss for one in trained if one.backbone.name == found.name)
     return tuple(
@@ -33,7 +33,7 @@ def bad_positions(
 
 
 NOTHING_UPDATED = "; nothing was updated"
-"""The end of the sentence where a loss is not finite before the update."""
+"""The end of the message about a loss that is not finite, if no parameter was updated."""
 
 
 def not_finite(
@@ -44,9 +44,17 @@ def not_finite(
     bad: tuple[int, ...],
     consequence: str = NOTHING_UPDATED,
 ) -> NonFiniteLossError:
-    """The error of a step whose loss or norm, in `found`, is not finite; it names the samples and weights of all ranks.
+    """The error of a step whose loss or norm is not finite; it names the samples, and a weight that is not finite.
 
-    Every rank calls it, with its own bad positions. `consequence`: the end of the sentence, on the updates.
+    Every rank calls it, and all get the same samples.
+
+    Args:
+        session: this rank's session.
+        step: the number of the step, counted from 0.
+        names_of: returns the names of samples.
+        found: the result of the backbone whose loss or norm is not finite.
+        bad: the positions of this rank's samples whose loss is not finite.
+        consequence: the end of the message: whether parameters were updated.
     """
     names = canonical_names(session.graph.components)
     # Weights on the meta device belong to other ranks.

@@ -15,11 +15,11 @@ from diffusionpipe.trainer.recipe import OnSpike
 
 WINDOW = 100
 LEAST = 20
-"""Values before which nothing is called a spike."""
+"""The number of past values that are needed before a value can be a spike."""
 DEVIATIONS = 10.0
 FACTOR = 2.0
 _NORMAL = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""The standard deviation of a normal distribution divided by its median absolute deviation."""
 
 _NAMES = ("loss", "gradient_norm")
 _KEY = "past_values"
@@ -33,7 +33,7 @@ class Spikes:
         self._past = {name: deque((kept or {}).get(name, ()), maxlen=WINDOW) for name in _NAMES}
 
     def judge(self, loss: float, gradient_norm: float) -> str | None:
-        """Why this step is a spike, in words; None if it is not one, and then its values count for the next steps."""
+        """Why this step is a spike, in words; None if it is not one, and then its values count as past values."""
         if self.reaction is OnSpike.NONE:
             return None
         values = dict(zip(_NAMES, (loss, gradient_norm), strict=True))
@@ -46,16 +46,16 @@ class Spikes:
         return None
 
     def state(self) -> dict[str, object]:
-        """The past values, for the state of a checkpoint, so that a resumed run judges alike.
+        """The past losses and norms to add to a checkpoint's state, so that a resumed run judges alike.
 
-        {} where nothing is judged.
+        {} if the recipe has no reaction to spikes.
         """
         past = {name: list(values) for name, values in self._past.items()}
         return {} if self.reaction is OnSpike.NONE else {_KEY: past}
 
 
 def kept_values(state: Mapping[str, object]) -> dict[str, list[float]]:
-    """The past values by name in a checkpoint's state; {} in one that judged nothing.
+    """The past values, "loss" and "gradient_norm", in a checkpoint's state; {} if its run did not judge spikes.
 
     Raises:
         CheckpointError: no run has written such values.

@@ -9,7 +9,7 @@ from diffusionpipe.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The loss, norms, rates and decisions of one step, the same on all ranks but for the host's times."""
+    """The loss, norms, learning rates and decision of one step, the same on all ranks but for the host's times."""
 
     step: int
     """Steps done, this one included."""
@@ -20,9 +20,11 @@ class StepResult:
     learning_rate: float
     """Learning rate of the first backbone."""
     backbones: tuple[BackboneResult, ...]
+    """The result of each backbone."""
     seconds: Seconds
-    """The host's, without the wait for data."""
+    """The host's time for the step, without the wait for data."""
     decision: Decision
+    """Whether all ranks save, stop or draw after the step."""
     waited: Seconds = 0.0
     """The host's wait for data within the step, where batches begin while others are in flight."""
     is_amended: bool = False
@@ -34,16 +36,16 @@ class StepResult:
     distance_rate: float | None = None
     """Prodigy's d x the learning rate, by which the update was scaled; None for other optimizers."""
     noise: tuple[float, float] | None = None
-    """|G|² and tr S of the gradient noise scale, where the step measured them (see `noise_scale`)."""
+    """(|G|², tr S) of the gradient noise scale (see `noise_scale`); None if the step did not measure them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """The device's time for the schedule of a step, in seconds, and the idle part of all ranks."""
+    """The device's time for the schedule of a step, and the idle fraction of all ranks in it."""
 
     step: int
     """Number of the step, as in its `StepResult`."""
     iteration: Seconds
-    """Running the schedule; the rest of the step is the sum over all ranks, clipping, optimizer and average."""
+    """The time for running the schedule; the rest of a step is sum over all ranks, clipping, optimizer and average."""
     bubble: float
-    """Idle part of all ranks' time within the schedule."""
+    """The idle fraction of all ranks' time within the schedule."""

@@ -31,13 +31,13 @@ from diffusionpipe.units import Seconds
 logger = logging.getLogger(__name__)
 
 Votes: TypeAlias = tuple[int, int, int]
-"""The numbers of ranks that want to save, to stop, and to draw pictures."""
+"""The numbers of ranks that want to save, to stop, and to draw samples."""
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STOPPING = "saving and stopping after this step signal=%s"
 _LOOK: Seconds = 1.0
 SAVE, SAVE_AND_STOP, DRAW = "save", "save_quit", "draw"
-"""Files of the run folder by which a person asks for something."""
+"""The names of signal files: a user makes one in the run folder to ask the run to save, save and stop, or draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +50,18 @@ class Decision:
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the decision reads the weights of the step: it saves, stops or draws."""
+        """Whether the decision needs the weights after the step, because the run saves, stops or draws."""
         return self.saves or self.stops or self.draws
 
     def joined(self, other: "Decision") -> "Decision":
-        """The decision that does all that either of the two does."""
+        """The decision to save, stop or draw if this one or the other does so."""
         return Decision(
             saves=self.saves or other.saves, stops=self.stops or other.stops, draws=self.draws or other.draws
         )
 
 
 def _is_one_of_several() -> bool:
-    """Whether this process is a rank of a job with others."""
+    """Whether this process is a rank of a job with several ranks."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_initialized() and dist.get_world_size() > 1
 
@@ -69,8 +69,8 @@ def _is_one_of_several() -> bool:
 class Stopping:
     """Collects the wishes of one process to save, to draw or to stop, from signals and signal files.
 
-    `folder` is the run folder on the one rank that looks for signal files (rank 0), else None. `peer_failure` tells
-    which other rank has died, None while all live.
+    `folder` is the run folder on the one rank that looks for signal files (rank 0), else None. `peer_failure` returns
+    the error that names the rank that has died, None while all live.
     """
 
     def __init__(self, *, folder: Path | None, peer_failure: Callable[[], PeerError | None] = lambda: None) -> None:
@@ -78,16 +78,16 @@ class Stopping:
         self._wants_save = self._wants_stop = self._wants_drawing = False
         self._is_listening = self._has_agreed_to_stop = False
         self._unsaid: str | None = None
-        """A signal to stop of which nothing has been said."""
+        """The name of a signal to stop that is not logged yet; None if there is none."""
         self._looked = -_LOOK  # the first vote looks at once
         self._unremovable: set[Path] = set()
 
     @contextmanager
     def listening(self) -> Iterator["Stopping"]:
-        """Takes the signals while the block runs; call it in the main thread.
+        """A context in which signals are noted as wishes in place of ending the process; enter it in the main thread.
 
-        Signal files of an earlier run are removed. A rank of several stays deaf to SIGTERM after it has failed, and to
-        SIGTERM and SIGHUP after all have agreed to stop.
+        Signal files of an earlier run are removed. After the block a rank of several ignores SIGTERM if it has failed,
+        and SIGTERM and SIGHUP if all have agreed to stop.
         """
         for file in self._signal_files():
             logger.warning("removed a leftover signal file file=%s", file)
@@ -118,7 +118,10 @@ class Stopping:
                 signal.signal(number, handler)
 
     def votes(self) -> Votes:
-        """The wishes of this process as numbers to be summed over all ranks; a wish to save or to draw counts once."""
+        """The wishes of this process, 0 or 1 each, to be summed over all ranks.
+
+        Wishes to save and to draw are then forgotten; a wish to stop stays.
+        """
         self._look()
         votes = int(self._wants_save), int(self._wants_stop), int(self._wants_drawing)
         # A wish to stop stays until the run ends.
@@ -126,7 +129,7 @@ class Stopping:
         return votes
 
     def decision(self, total: Votes) -> Decision:
-        """Whether all ranks save, stop or draw, by the sum of all ranks' votes; a stop saves too.
+        """The decision whether all ranks save, stop or draw, by the sum of all ranks' votes; a stop saves too.
 
         Raises:
             PeerError: another rank has died, so no rank saves.
@@ -187,7 +190,7 @@ class Stopping:
 
 @contextmanager
 def _second_interrupt_ends() -> Iterator[None]:
-    """End the process at the second SIGINT, even while the main thread is blocked in C++.
+    """A context in which a second SIGINT ends the process, even while the main thread is blocked in C++.
 
     Python's handlers wait for the main thread; the wake-up file descriptor is written by the C handler itself.
     """

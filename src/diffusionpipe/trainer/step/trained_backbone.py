@@ -1,4 +1,4 @@
-"""A backbone on one rank: its gradients, its clipping, its learning rate; other backbones have their own."""
+"""The part of a backbone that one rank trains: its gradients, its clipping and its learning rates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +19,20 @@ class BackboneResult:
     """The loss, gradient norm and learning rates of one step for one backbone."""
 
     name: str
+    """The backbone's name; "" for the only one."""
     loss: float
+    """The mean loss of the batch."""
     norm: float
-    """Norm of its gradients, before clipping."""
+    """The norm of the backbone's gradients, before clipping."""
     learning_rate: float
+    """The learning rate of the backbone's own group of parameters."""
     of_components: Mapping[str, float] = field(default_factory=dict)
-    """The learning rates of its components that have their own."""
+    """Component or part of a group with a learning rate of its own -> this rate."""
 
     def numbers(self) -> dict[str, float]:
-        """The backbone's own numbers for the metrics, as "loss/NAME", and its components' learning rates.
+        """The backbone's numbers for the metrics, by keys such as "loss/NAME", and its components' learning rates.
 
-        The only backbone, whose name is "", has its loss, norm and rate in the step's result alone.
+        For the only backbone, whose name is "", loss, norm and rate are left out: the step's result has them.
         """
         found = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": self.learning_rate}
         own = {f"{key}/{self.name}": value for key, value in found.items()} if self.name else {}
@@ -42,22 +45,26 @@ class TrainedBackbone:
 
     backbone: Backbone
     parameters: list[nn.Parameter]
+    """The parameters of the backbone that this rank trains."""
     owned: list[nn.Parameter]
-    """Those that count on this rank when every parameter is counted once."""
+    """The parameters that count on this rank when every parameter is counted once over all ranks."""
     rates: Mapping[str, LearningRateSchedule]
-    """Learning rates of its groups of parameters: of its own name's group, and of components with values of their own.
-    """
+    """Name of a group of the backbone's parameters -> its learning rate schedule; one has the backbone's name."""
     clip_norm: float | None
+    """The norm of the gradients above which they are scaled down; None: never."""
 
     def sums(self, outputs: Sequence[Output], device: torch.device) -> Tensor:
-        """The rank's part of the backbone's squared gradient norm and of the sum of its losses, (2,) float64."""
+        """[squared gradient norm, sum of losses] of the backbone on a rank, (2,) float64, to be summed over ranks."""
         squares = sum_of_squares([p.grad for p in self.owned if p.grad is not None], device)
         losses = (output.value.double().sum() for output in outputs if output.name == self.backbone.loss)
         loss = sum(losses, torch.zeros((), dtype=torch.float64, device=device))
         return torch.stack([squares, loss])
 
     def result(self, step: int, sums: Tensor, batch: int, factor: float = 1.0) -> BackboneResult:
-        """The loss, norm and rates of step `step` from the `sums` over all ranks; `factor` multiplies the rates."""
+        """The backbone's result in step `step`, counted from 0, from the `sums` over all ranks.
+
+        `batch`: the samples of a step. `factor` multiplies the learning rates.
+        """
         rates = {name: rate * factor for name, rate in self.rates_at(step).items()}
         # Parts of a group ("|rest", "|*.bias") are shown only where their rate differs from the group's.
         own = {name for name in rates if self.rates[name] != self.rates.get(name.partition("|")[0])}
@@ -71,18 +78,18 @@ class TrainedBackbone:
         )
 
     def rates_at(self, step: int) -> dict[str, float]:
-        """The learning rate of each of its groups in update `step`, counted from 0, by the group's name."""
+        """The learning rate of each of the backbone's groups in update `step`, counted from 0, by the group's name."""
         return {group: learning_rate_at(step, rates) for group, rates in self.rates.items()}
 
     def factor(self, sums: Tensor) -> Tensor | None:
-        """The factor that clips its gradients, at most 1, from the `sums` over all ranks.
+        """The factor that clips the backbone's gradients, at most 1, from the `sums` over all ranks.
 
-        None where they are never clipped.
+        None if the recipe does not clip them.
         """
         return None if self.clip_norm is None else clip_factor(sums[0].sqrt(), self.clip_norm)
 
     def clip(self, factor: Tensor) -> None:
-        """Multiplies its gradients by the factor in place; other backbones' gradients stay as they are."""
+        """Multiplies the backbone's gradients by the factor in place."""
         scale([p.grad for p in self.parameters if p.grad is not None], factor)
 
 

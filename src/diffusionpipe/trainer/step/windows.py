@@ -42,28 +42,33 @@ NO_DECISION = Decision(saves=False, stops=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """The times that this rank's device needed for a window."""
+    """The time of this rank's device for a window, and the fraction of it in which the device computed."""
 
     step: int
+    """The number of the window's step, counted from 0."""
     busy: float
-    """The part of the window in which it computed."""
+    """The fraction of the window in which the device computed."""
     iteration: Seconds
-    """The time of the window without its part of the wait for the batches that begin in it."""
+    """The time of the window without the device's part of the wait for the batches that begin in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """A window whose sum over all ranks is under way."""
+    """A window that has run and whose sum over all ranks has begun, but is not yet read."""
 
     step: int
+    """The number of the window's step, counted from 0."""
     before: _Times | None
-    """Times of the window before, where the sum carries its busy share."""
+    """The times of the window before, if their busy fraction is in the sum."""
     bad: Callable[[BackboneResult], tuple[int, ...]]
-    """The positions of this rank's losses that are not finite."""
+    """Returns the positions of this rank's samples whose loss is not finite."""
     sum: HostSum
-    """Squared norm, loss, busy share of the window before, votes to save, votes to stop; votes to draw are further."""
+    """Sums of the squared norm, the loss, the busy fraction of the window before, and votes to save and to stop.
+
+    The votes to draw are its further number.
+    """
     waited: Seconds
-    """The host's wait for the batches that begin in it."""
+    """The host's wait for the batches that begin in the window."""
     seconds: Seconds
     """The host's time for the window, without its wait for these batches."""
 
@@ -79,9 +84,14 @@ class WindowStepper:
         batches: Iterator[dict[str, Tensor]],
         is_flush: Callable[[int], bool],
     ) -> None:
-        """`batches`: raw inputs of the samples that this rank encodes, step by step.
+        """Connects the steps to the session's window, whose updates and predictions it makes from then on.
 
-        `is_flush` says whether the pipeline is flushed after a number of steps; it is where the training ends.
+        Args:
+            session: this rank's session.
+            stopping: collects this rank's votes to save, stop and draw.
+            names_of: returns the names of samples.
+            batches: the raw inputs of the samples that this rank encodes, step by step.
+            is_flush: whether the pipeline is flushed after this number of steps; True where the training ends.
         """
         assert session.worker.window is not None
         self._session, self._stopping, self._names_of, self._is_flush = session, stopping, names_of, is_flush
@@ -92,7 +102,7 @@ class WindowStepper:
         self._staleness = fading_staleness(session.recipe.learning_rate.by_staleness, session.plan.train)
         self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
         self._delay = batches_held(session.plan.train) - 1
-        """Windows between the start of a sum and its wait: more than a rank may be later than another one."""
+        """The number of windows between the start of a sum and the wait for it; no rank is as late as this."""
         self._base: int | None = None
         self._stop = 0
         self._pending: deque[_Window] = deque()
@@ -105,7 +115,7 @@ class WindowStepper:
         """The wait for data in the window under way, in seconds."""
 
     def phases(self) -> tuple[Phase, ...]:
-        """(), because no work lies between windows."""
+        """Always (): there is no phase between two windows, because stages update within them."""
         return ()
 
     def step(self, step: int, _: dict[str, Tensor]) -> list[StepResult]:
@@ -148,16 +158,16 @@ class WindowStepper:
         return [*settled[:-1], replace(settled[-1], decision=decision)]
 
     def settle(self) -> list[StepResult]:
-        """[], because nothing is left to settle after a flush, where alone it is called."""
+        """Always []: it is called only after a flush, where all steps are settled."""
         return []
 
     def take_times(self) -> list[StepTimes]:
-        """The times that have become known since the last call, in the order of steps."""
+        """The times of the steps that have become known since the last call, in the order of steps."""
         times, self._times = self._times, []
         return times
 
     def finish_times(self) -> None:
-        """Makes the times of the last window before a flush known too.
+        """Sums the times of the last window before a flush over all ranks, so that `take_times` returns them too.
 
         Every rank calls it, and waits for its device.
         """
@@ -168,7 +178,10 @@ class WindowStepper:
                 self._note_times(times, float(total.wait()[0]))
 
     def _own_times(self) -> _Times | None:
-        """Times of the last window; None where they are read. It does not wait if another window has run since."""
+        """The rank's times of the last window; None if they were taken before.
+
+        It does not wait for the device if another window has run since.
+        """
         if self._untimed is None:
             return None
         (step, recording), self._untimed = self._untimed, None
@@ -176,7 +189,7 @@ class WindowStepper:
         return _Times(step=step, busy=busy / seconds if seconds else 0.0, iteration=seconds)
 
     def _note_times(self, own: _Times, busy: float) -> None:
-        """Note the times of a window and its bubble; `busy` is the sum over all ranks."""
+        """Note the time of a window and its bubble; `busy`: the sum of all ranks' busy fractions."""
         bubble = 1 - busy / self._session.plan.mesh.num_ranks
         self._times.append(StepTimes(step=own.step + 1, iteration=own.iteration, bubble=bubble))
 
@@ -187,14 +200,17 @@ class WindowStepper:
         )
 
     def _feed(self, batch: int) -> None:
-        """Give a batch that is about to be encoded its raw inputs."""
+        """Hand the worker the raw inputs of a batch that is encoded next; waits for the data. `batch`: its number."""
         started = perf_counter()
         inputs = next(self._batches)
         self._waited += perf_counter() - started
         self._session.worker.feed_batch(batch, inputs)
 
     def _update(self, block: int, number: int) -> None:
-        """A block's step: its gradients are complete."""
+        """Clip and step the parameters of a block, whose gradients are complete, and update the average.
+
+        They stay as they are if a gradient is not finite. `number`: the step, counted from this process's first step.
+        """
         assert self._base is not None
         step, one, session = self._base + number, self._trained, self._session
         # For the reported norm, in which each parameter counts on one rank. The norm below is this stage's own, which
@@ -226,14 +242,20 @@ class WindowStepper:
         return {group: rate * factor for group, rate in rates.items()}
 
     def _predict(self, block: int, version: int, number: int) -> None:
-        """The parameters show a version; they become what the steps up to `number` may make of it."""
+        """Move a block's parameters from the weights of a version to the values that they may have at step `number`.
+
+        They move along the optimizer's direction. Both numbers count from this process's first step.
+        """
         assert self._base is not None
         rates = [self._rates_at(block, self._base + step) for step in range(version, number)]
         for optimizer in self._session.optimizer.parts if self._session.optimizer is not None else ():
             predict(optimizer, rates)
 
     def _start_sum(self, step: int, outputs: list[Output], started: Seconds) -> _Window:
-        """Start the sum over all ranks of squared norm, loss, the busy share of the window before, and votes."""
+        """Start the sum over all ranks at the end of a window; `started`: the host's time at its begin.
+
+        It is the sum of the squared norm, the loss, the busy fraction of the window before, and votes.
+        """
         session, one = self._session, self._trained
         loss = one.sums(outputs, session.job.device)[1]
         bad = tuple(outputs)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 PATIENCE: Seconds = 5.0
 MOST_PLACES = 64
-"""The most machines between which all connections are tried; of more only neighbours' are."""
+"""The most machines between which all connections are tried; with more, only neighbours try to connect."""
 UNKNOWN = ("", "unknown")
 
 
 def connections(meeting: "Meeting", facts: Sequence[Facts]) -> Finding:
     """Connect one rank of each machine with one of each other, where gloo would listen; returns the finding.
 
-    Every rank calls it. `facts`: of all ranks.
+    Every rank calls it, and all get the same finding. `facts`: the facts of each rank.
     """
     own = meeting.membership.rank
     places: dict[tuple[str, str], int] = {}
@@ -63,7 +63,7 @@ def _partners(ranks: Sequence[int], own: int) -> list[int]:
 
 
 def _listening(stack: ExitStack, address: str) -> str:
-    """The port on which this rank listens from now on, or why it cannot."""
+    """The port, as text, on which this rank listens at the address until the stack closes; or why it cannot listen."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         # All others may connect before this rank accepts the first.

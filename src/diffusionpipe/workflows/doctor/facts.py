@@ -33,22 +33,22 @@ class Facts:
     listens: str
     """The address at which gloo awaits the other ranks; "" where the named interface has none."""
     interfaces: tuple[str, ...]
-    """Interfaces of the network, by name."""
+    """The names of the machine's network interfaces."""
     named: tuple[tuple[str, str], ...]
     """The variables of NAMED_INTERFACES that are set, with their values."""
     versions: tuple[tuple[str, str], ...]
-    """Versions that must be equal on all ranks."""
+    """(name, version) of the software whose versions must be equal on all ranks."""
     optimizers: tuple[tuple[str, str], ...] = ()
-    """Packages of optimizers beside torch.optim that are installed, with their versions."""
+    """(package, version) of the installed packages of optimizers beside torch.optim."""
     asked: str = "auto"
-    """The kind of device: "auto", "cpu" or "cuda"."""
+    """The kind of device that the user asks for: "auto", "cpu" or "cuda"."""
     device: str
     device_id: str = ""
     """The UUID of a GPU."""
     host_id: str = ""
     """NCCL_HOSTID: ranks with different ones may share a GPU."""
     device_free: Bytes = 0
-    """Free memory of a GPU."""
+    """Free memory of a GPU in bytes; 0 on a CPU."""
     shared_memory: Bytes
     """Size of /dev/shm in bytes; 0 where there is none."""
     host_memory: Bytes
@@ -98,7 +98,7 @@ def facts_of(own: VisibleDevice, folder: Path, environ: Mapping[str, str]) -> Fa
 
 
 def without_names(facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """The facts with numbers in place of the names of hosts, devices and interfaces, and of addresses."""
+    """The facts of all ranks, with numbers for the names of hosts, devices and interfaces, and without addresses."""
     # Numbered in the order of ranks, so that equal hosts stay recognisable without their names.
     hosts = {host: f"host-{number}" for number, host in enumerate(dict.fromkeys(one.host for one in facts))}
     devices = dict.fromkeys((one.host, one.device_id) for one in facts)

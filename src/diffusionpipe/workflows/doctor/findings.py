@@ -15,12 +15,12 @@ from diffusionpipe.workflows.doctor.facts import Facts
 LEAST_SHARED: Bytes = 2**28
 """Least bytes of /dev/shm for each rank: NCCL and the data workers pass buffers through it. Docker gives 64 MiB."""
 LEAST_MEMORY: Bytes = 2**31
-"""Least host memory for each rank."""
+"""Least bytes of host memory for each rank."""
 LEAST_DISK: Bytes = 10 * 2**30
 LEAST_FILES = 1024
 OLDEST_NCCL = (2, 19)
 SLOWEST = 1e8
-"""Bytes a second of a link that is slow in any case: less than Gigabit Ethernet has."""
+"""The bytes a second below which a link is called slow in any case: less than Gigabit Ethernet has."""
 
 
 class Status(StrEnum):
@@ -57,7 +57,7 @@ def findings_of(facts: Sequence[Facts]) -> tuple[Finding, ...]:
 
 
 def _finding(name: str, text: str, *problems: tuple[Status, str, str]) -> Finding:
-    """The first problem, or `text`, which says what is right."""
+    """The finding of this name: the first of the problems (status, text, remedy); without problems `text`, as ok."""
     for status, problem, remedy in problems:
         return Finding(name=name, status=status, text=problem, remedy=remedy)
     return Finding(name=name, status=Status.OK, text=text)
@@ -74,7 +74,10 @@ def _versions(facts: Sequence[Facts]) -> Finding:
 
 
 def _optimizers(facts: Sequence[Facts]) -> Finding:
-    """The packages of the extra `optimizers`; a run needs those alone that its recipe names."""
+    """The finding about the installed packages of optimizers: a warning where ranks have several versions of one.
+
+    A package may be missing on all ranks: a run needs only the package that its recipe names.
+    """
     names = sorted({name for one in facts for name, _ in one.optimizers})
     by_rank = {name: [dict(one.optimizers).get(name, "none") for one in facts] for name in names}
     own = ", ".join(" ".join(pair) for pair in facts[0].optimizers)
@@ -83,7 +86,10 @@ def _optimizers(facts: Sequence[Facts]) -> Finding:
 
 
 def _differences(by_rank: Mapping[str, Sequence[str]], status: Status) -> Iterator[tuple[Status, str, str]]:
-    """The packages of which ranks have several versions; `by_rank`: package -> the version of each rank."""
+    """(status, problem, remedy) for each package of which ranks have several versions.
+
+    `by_rank`: package -> the version of each rank. `status`: the status of these problems.
+    """
     for name, versions in by_rank.items():
         ranks: dict[str, list[int]] = defaultdict(list)
         for rank, version in enumerate(versions):
@@ -156,6 +162,7 @@ def _interfaces(facts: Sequence[Facts]) -> Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
     name: str
+    """The name of the resource in findings, such as "host memory"."""
     least: Bytes
     """The least that each rank needs, in bytes."""
     remedy: str
@@ -176,7 +183,7 @@ _MEMORY = _Need(
 def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Finding:
     """The finding about a resource that the ranks of a machine share, each of which needs a part.
 
-    0: the machine does not say.
+    `sizes`: bytes of the resource that each rank sees; 0: the machine does not say.
     """
     hosts = [one.host for one in facts]
     least: dict[str, Bytes] = {}  # ranks of a machine may be in containers, each with its own
@@ -209,13 +216,13 @@ def _files(facts: Sequence[Facts]) -> Finding:
 
 
 NEEDED = ("versions", "devices", "names", "interfaces", "connections")
-"""Findings without which ranks cannot compute together: they would wait for each other for minutes."""
+"""Names of the findings whose faults end the examination: ranks would wait for each other for minutes."""
 
 
 def links_finding(rates: Mapping[tuple[int, int], float], hosts: Sequence[str]) -> Finding:
     """The finding about slow connections between pairs of ranks.
 
-    `rates`: bytes a second of each pair. `hosts`: of each rank.
+    `rates`: pair of ranks -> measured bytes a second. `hosts`: the name of each rank's machine.
     """
     if not rates:
         return Finding(name="links", status=Status.OK, text="one rank has none")

@@ -25,14 +25,14 @@ Late: TypeAlias = Callable[[Finding], None]
 
 LIMIT_ON_CPU: Seconds = 40.0
 LIMIT_ON_GPU: Seconds = 60.0
-"""Time limit of each trial: NCCL makes communicators in it, and kernels are loaded."""
+"""Time limit of each trial in seconds: NCCL makes communicators in it, and kernels are loaded."""
 SHARED_REMEDY = "put the run folder on a file system that all machines mount"
 SMALL: Bytes = 8
 LARGE_ON_CPU: Bytes = 2**22
 LARGE_ON_GPU: Bytes = 2**26
 """The size of a large message: more than NCCL buffers, so that crossing messages really wait for each other."""
 MOST_PAIRS = 120
-"""The most pairs that are all timed; of more only neighbours are."""
+"""The most pairs of ranks that are all timed; with more, only pairs of neighbours are timed."""
 REPEATS = 5
 PROBE: Bytes = 2**16
 TIME_OF_LINKS: Seconds = 8.0
@@ -44,7 +44,8 @@ WIDTH = 8
 def opened_group(meeting: "Meeting", timeout: Seconds, found: list[Finding], late: Late) -> "Job | None":
     """Open the job's process group; returns the job, or None after adding the reason to `found`.
 
-    `late`: called, in another thread, with the finding if it does not end within `timeout`.
+    `late`: called, in another thread, with a finding if it does not end within the limit of a trial. `timeout`: seconds
+    of one transfer in the group.
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.runtime.job.process_group import opened
@@ -107,7 +108,11 @@ def not_tried(name: str, why: str) -> Finding:
 
 
 def _tried(job: "Job", late: Late, name: str, trial: Callable[[], str], remedy: str) -> Finding:
-    """The finding of a trial: it returns the working part; an error of any rank is everybody's finding."""
+    """The finding of a trial, the same on all ranks: ok with the text that `trial` returns, or a fault with an error.
+
+    It is the error of the first rank whose `trial` raises one; `remedy` is added. `late`: called, in another thread,
+    with a finding if the trial does not end.
+    """
     from diffusionpipe.errors import DiffusionPipeError
 
     own = text = ""
@@ -125,7 +130,10 @@ def _tried(job: "Job", late: Late, name: str, trial: Callable[[], str], remedy: 
 
 @contextmanager
 def _limit(device: str, name: str, late: Late) -> Iterator[None]:
-    """Call `late` if the block does not end: NCCL may wait for ever for a rank that it cannot reach."""
+    """A context that calls `late` with a fault named `name` if its block does not end within the device's time limit.
+
+    NCCL may wait for ever for a rank that it cannot reach.
+    """
     limit = LIMIT_ON_GPU if device == "cuda" else LIMIT_ON_CPU
     remedy = "look at the network between the machines, its firewall and its interfaces"
     finding = Finding(name=name, status=Status.FAIL, text=f"not over after {limit:.0f} s", remedy=remedy)
@@ -139,7 +147,10 @@ def _limit(device: str, name: str, late: Late) -> Iterator[None]:
 
 
 def _ring(job: "Job", transport: "ProcessTransport") -> str:
-    """Every rank sends to both neighbours at once and receives from them, small and large messages."""
+    """Send small and large messages to both neighbours at once, and receive theirs; returns a sentence on success.
+
+    Every rank calls it. A damaged message is an AssertionError.
+    """
     import torch
 
     rank, size = job.membership.rank, job.membership.world_size
@@ -179,7 +190,7 @@ def _sums(job: "Job", transport: "ProcessTransport", ranks: tuple[int, ...]) -> 
 
 
 def _rates(job: "Job", transport: "ProcessTransport") -> dict[tuple[int, int], float]:
-    """Bytes a second of each pair, one pair after the other; the fastest of some round trips.
+    """Pair of ranks -> bytes a second between them, of the fastest of some round trips; pairs are timed one by one.
 
     The messages are so long that all pairs together take about `TIME_OF_LINKS`, or longer on very slow links.
     """
@@ -261,7 +272,11 @@ def _model() -> "tuple[LayerGraph, ModelGraph]":
 
 
 def _pipeline(job: "Job") -> str:
-    """One step of a small model over as many stages as it has layers for, against the same step in one process."""
+    """Run one step of a small model on a pipeline over all ranks; returns a sentence on success.
+
+    Gradients that differ from those of one process are an AssertionError. The pipeline has as many stages as the model
+    has layers for; further ranks are copies.
+    """
     import torch
     from torch import nn
 
@@ -312,7 +327,10 @@ def _shared(folder: Path) -> str:
 
 
 def _checkpoint(job: "Job", folder: Path) -> str:
-    """Every rank saves a tensor, forgets it, and resumes from the checkpoint."""
+    """Save a tensor of each rank in a checkpoint below `folder`, and read it back; returns a sentence on success.
+
+    Every rank calls it. The checkpoint is removed at the end; a changed tensor is an AssertionError.
+    """
     import shutil
 
     import torch

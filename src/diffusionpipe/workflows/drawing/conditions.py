@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def steered(wish: "SampleRequest", run: Path, folder: Path, given: Sequence[Path], count: int) -> "SampleRequest":
-    """The request with a conditioning picture for each of its prompts, of which each is there `count` times.
+    """The request with a conditioning picture for each of its prompts; each prompt is in it `count` times.
 
     `given`: the pictures, one for each prompt or one for all; without any, from the run's validation data. `folder`:
     the model's. For a model other than a ControlNet it is the same request.

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def forecast_of_batch(setting: "Setting", *, steps: int, rows_a_picture: int) -> "DrawingForecast":
-    """The forecast for the batch of a setting.
+    """The forecast of time and memory for drawing the batch of a setting, a picture for each of its samples.
 
     `steps`: denoising steps; `rows_a_picture`: rows of the denoiser for each picture, 2 with guidance.
     """

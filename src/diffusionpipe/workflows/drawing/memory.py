@@ -45,7 +45,7 @@ def check_memory(folder: Path, count: int, size: "Clip", device: "torch.device")
 
 @contextmanager
 def named_shortage() -> Iterator[None]:
-    """Within the block, a lack of memory becomes an error that says what to change.
+    """A context in which a lack of memory becomes a ConfigError that says which options to change.
 
     Raises:
         ConfigError: there was not enough memory.
@@ -65,7 +65,7 @@ def named_shortage() -> Iterator[None]:
 
 
 def least_memory(folder: Path, count: int, size: "Clip", *, on_host: bool) -> "Bytes":
-    """The bytes of decoding `count` samples at its peak, tile by tile if that is less; without a VAE of these alone.
+    """The peak bytes of decoding `count` samples, tile by tile if that is less; without a VAE, the samples' own bytes.
 
     `on_host`: whether decoded samples wait in the memory in which they are decoded.
 

@@ -28,13 +28,16 @@ class DrawingRequest:
 
     model: "TrainedModel"
     wish: "SampleRequest"
+    """The prompts or labels, one for each picture."""
     settings: "Sequence[SamplingSettings]"
     """Settings of the model and of the models before it, in the order of sampling."""
     size: "SampleSize"
     precision: "RecipePrecision"
+    """The arithmetic of the denoiser."""
     captions: "CaptionReading"
     """How the models read texts."""
     device: str
+    """The kind of device: "auto", "cpu" or "cuda"."""
 
     @property
     def sources(self) -> "list[Source]":
@@ -66,7 +69,9 @@ def is_rank() -> bool:
 
 
 Work: TypeAlias = "Callable[[int | None], AbstractContextManager[OnStep]]"
-"""(rank; None for a process without one) -> a block while which the denoising steps done and all of them are told."""
+"""A function (rank; None for a process without one) -> a context that shows progress by the function that it gives.
+
+The latter is called with the number of denoising steps that are done, and of all."""
 
 
 def draw_here(drawing: DrawingRequest, work: Work) -> "tuple[list[Picture], ...]":
@@ -94,9 +99,9 @@ def draw_here(drawing: DrawingRequest, work: Work) -> "tuple[list[Picture], ...]
 
 
 def start_ranks(words: Sequence[str], drawing: DrawingRequest, ranks: int) -> int:
-    """Start a process for each rank with these words of our command line; returns their exit status.
+    """Start a process for each rank with `words`, the arguments of our command line; returns their exit status.
 
-    Their logs stay where a rank has crashed.
+    The folder of their logs stays if a rank has crashed.
 
     Raises:
         ConfigError: a rank has refused to draw, there are more ranks than layers, or this process is a rank already.
@@ -163,7 +168,8 @@ def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:
 def draw_as_rank(drawing: DrawingRequest, work: Work) -> "tuple[tuple[list[Picture], ...] | None, int | None]":
     """Draw as one of several ranks; returns (pictures of each model, rows that went through the denoiser at a time).
 
-    The pictures are None on all ranks but 0; the rows are None, all, where the ranks share the denoising steps.
+    The pictures are None on all ranks but 0. The rows are None where the ranks draw parallel in time: then all rows go
+    through it together.
     """
     from diffusionpipe.runtime.job.membership import membership
     from diffusionpipe.runtime.job.process_group import joined, leave
@@ -184,7 +190,7 @@ def draw_as_rank(drawing: DrawingRequest, work: Work) -> "tuple[tuple[list[Pictu
 
 
 def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":
-    """The plan of a pipeline over all ranks that draws.
+    """The plan of a pipeline over all ranks that draws `rows` rows, in micro-batches of `size` rows.
 
     Raises:
         ConfigError: there are more ranks than layers.

@@ -32,7 +32,7 @@ def redraw(
 ) -> str:
     """Draw the picture in the file `like` again, with the weights that drew it, into `out`; returns its caption.
 
-    `config` as in `trained_model`.
+    `config`: the diffusers folder or hub id of a model in one file.
 
     Raises:
         ConfigError: the file does not say how it was drawn, or those weights are gone.
@@ -60,7 +60,14 @@ def redraw(
 
 
 def _draw(model: "TrainedModel", origin: "SampleOrigin", device: "torch.device", work: "Work") -> "Picture":
-    """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
+    """The picture of this origin, drawn again.
+
+    As many rows are drawn as were drawn with it, and it has its old position among them, so that every number is
+    rounded as before.
+
+    Raises:
+        ConfigError: several models have drawn it.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.conditions import SampleRequest
     from diffusionpipe.trainer.inference.drawing import Arithmetic
@@ -115,7 +122,8 @@ def origin_of(
 ) -> "SampleOrigin":
     """The origin to write into files of pictures that are drawn together: settings, size, precision and model.
 
-    `run`: the run or folder that draws. `rows` as in `SampleOrigin`.
+    `run`: the run or folder that draws. `rows`: the most rows that went through the stages together; None for one
+    process.
     """
     from diffusionpipe.trainer.inference.sample_file import SampleOrigin
     from diffusionpipe.trainer.recipe import recorded_recipe

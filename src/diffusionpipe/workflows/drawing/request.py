@@ -21,11 +21,11 @@ MAX_COUNT = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingOptions:
-    """The options of a drawing as a user gives them; None: as the run draws, or else diffusers' pipeline."""
+    """The options of a drawing as a user gives them; None: as the run draws, or else as diffusers' pipeline draws."""
 
     prompts: tuple[str, ...] = ()
     prompts_file: Path | None = None
-    """A file with further prompts."""
+    """A file with further prompts, one in each line."""
     negative: str | None = None
     labels: tuple[int, ...] = ()
     conditions: tuple[Path, ...] = ()
@@ -155,7 +155,11 @@ def _wish(asked: DrawingOptions) -> "SampleRequest":
 
 
 def _known(asked: DrawingOptions, count: int) -> "tuple[KnownPixels, ...]":
-    """The picture with a hole of each of `count` samples. Raises ConfigError where they do not match the prompts."""
+    """The picture with a hole, and its mask, for each of `count` samples; () without --image.
+
+    Raises:
+        ConfigError: the numbers of pictures, masks and prompts do not match.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.known_pixels import known_of
 
@@ -171,10 +175,13 @@ def _known(asked: DrawingOptions, count: int) -> "tuple[KnownPixels, ...]":
 def _settings(
     model: "TrainedModel", own: "SamplingSection", asked: DrawingOptions, *, has_negative: bool
 ) -> "SamplingSettings":
-    """How one model draws; `own` is the run's recipe section.
+    """The settings with which one model draws: options as given, the rest from `own`, the run's section [sampling].
+
+    `has_negative`: whether some prompt has a negative prompt.
 
     Raises:
-        ConfigError: the guidance has no effect, or there is no such level of noise.
+        ConfigError: the guidance has no effect, there is no such level of noise, or the model cannot be drawn parallel
+            in time.
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.inference.conditions import check_noise_level
@@ -227,7 +234,7 @@ def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":
 
 
 def _size(run: Path, model: "TrainedModel", asked: DrawingOptions) -> "SampleSize":
-    """The size of what is drawn.
+    """The size of the pictures or clips to draw, by the options, the model and the run's recipe.
 
     Raises:
         ConfigError: it is asked for where the models say it, or nothing says it; or pictures shall have a frame rate.
@@ -251,7 +258,7 @@ def _size(run: Path, model: "TrainedModel", asked: DrawingOptions) -> "SampleSiz
 
 
 def _precision(run: Path, asked: str | None) -> "RecipePrecision":
-    """The precision in which the denoiser computes.
+    """The precision in which the denoiser computes: `asked`, or else the run's.
 
     Raises:
         ConfigError: there is no such precision to draw in.

@@ -39,7 +39,7 @@ class SampleSize:
 
     @property
     def clip(self) -> "Clip | None":
-        """The size of a clip or of a picture that is not square; None for square pictures."""
+        """The width, height and frames of a clip or of a picture that is not square; None for square pictures."""
         from diffusionpipe.trainer.model.members import clip_of_size
 
         return clip_of_size(self.resolution, self.height, self.frames)
@@ -111,7 +111,13 @@ def _trained_size(recipe: Path) -> SampleSize:
 
 
 def _largest_size(recipe: Path, data: dict[str, Any]) -> dict[str, object]:
-    """The largest of the sizes of a run that has several, which it draws, by the keys of [data]."""
+    """The largest size of a run that has several, as "resolution", "height" and "frames"; "none" for a missing value.
+
+    `data`: the section [data] of the run's recipe, the file `recipe`.
+
+    Raises:
+        ConfigError: the sizes cannot be read.
+    """
     from pydantic import ValidationError
 
     from diffusionpipe.errors import ConfigError
@@ -147,7 +153,7 @@ def precision_of(run: Path) -> "RecipePrecision":
 
 
 def captions_of(run: Path, chunks: int | None, clip_skip: int | None) -> "CaptionReading":
-    """How texts are read: with the given chunks and layer to skip, for the rest as the run was trained.
+    """How texts are read: with the given number of chunks and of skipped layers; if None, as the run was trained.
 
     Raises:
         ConfigError: the run's recipe has a value that cannot be.
@@ -194,7 +200,11 @@ def recipe_of(run: Path) -> Path:
 
 
 def _table(recipe: Path) -> dict[str, object]:
-    """The sections of a recipe's file, empty where there is none."""
+    """Name -> value of each section of a recipe's file; {} where there is no file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.files.input_file import read_text
 

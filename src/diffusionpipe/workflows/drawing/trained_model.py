@@ -27,7 +27,7 @@ class TrainedModel:
     frozen: "FrozenStore" = None
     """The storage of frozen weights that its adapters were trained on."""
     before: "TrainedModel | None" = None
-    """Draws the small pictures that it reads."""
+    """The model that draws the small pictures that this one reads; None for the first or only model."""
 
     @property
     def chain(self) -> "tuple[TrainedModel, ...]":
@@ -92,7 +92,9 @@ def _holds_adapters(file: Path) -> bool:
 
 
 def _cascade(exports: Path, recipe: Path) -> TrainedModel:
-    """The last of the models that a run trained together, with those before it.
+    """The last of the models that a run trained together, in whose field `before` the others are.
+
+    `exports`: the folder with a diffusers folder for each model. `recipe`: the run's recipe file.
 
     Raises:
         ConfigError: they do not draw one after the other, or the recipe is of one model or an export is missing.
@@ -120,7 +122,7 @@ def _cascade(exports: Path, recipe: Path) -> TrainedModel:
 
 
 def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
-    """The base model of a folder of adapters, with these and the scheduler that the run's recipe draws with.
+    """The base model of the adapters in a folder, with these adapters and the scheduler of the run's recipe.
 
     Raises:
         ConfigError: there is no such recipe, or its model cannot be read.

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from diffusionpipe.workflows.drawing.ranks import Work
 
 PICTURES = 32
-"""Pictures that are drawn to see the ranges of inputs, if nothing else is said."""
+"""The default number of pictures that are drawn to see the ranges of inputs."""
 
 
 def width_named(name: str) -> "Width":
-    """The width of narrow exports with this name. Raises ConfigError for another name."""
+    """The width of narrow exports with this name.
+
+    Raises:
+        ConfigError: no width has this name.
+    """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.parameters.exported_layers import Width
 
@@ -45,8 +49,8 @@ def narrow_export_of(
     """Write the model of a run or of a diffusers folder with a narrow denoiser; returns facts about its layers.
 
     Adapters are merged. `asked`: the pictures that are drawn to see the ranges of inputs, where `width` rounds them;
-    without prompts and labels the run's own, or all classes. `work` shows the drawing. `times`: at which steps;
-    normally distributed if None.
+    without prompts and labels the run's own, or all classes. `work` shows the drawing. `times`: the denoising steps at
+    which inputs are seen; normally distributed if None.
 
     Raises:
         ConfigError: there is no model of this kind, `out` exists, or there is nothing to draw.
@@ -71,7 +75,10 @@ def narrow_export_of(
 
 @contextmanager
 def _whole_model(run: Path) -> Iterator[Path]:
-    """The diffusers folder of a run's model, whole; of adapters for as long as the block runs."""
+    """A context with the diffusers folder of a run's whole model.
+
+    For a run of adapters it is a temporary folder with the merged model, gone when the block ends.
+    """
     from tempfile import TemporaryDirectory
 
     from diffusionpipe.workflows.exporting.single_file import merged_export, whole_folder
@@ -87,7 +94,7 @@ def _whole_model(run: Path) -> Iterator[Path]:
 def _ranges(
     run: Path, folder: Path, asked: DrawingOptions, times: "WatchedTimes | None", work: "Work"
 ) -> dict[str, float]:
-    """The largest magnitude among the inputs of each layer of the denoiser."""
+    """Path of each layer of the denoiser that can be narrow -> the largest magnitude of its inputs while it draws."""
     from diffusionpipe.models.opening.folder import family_of
     from diffusionpipe.models.parameters.exported_layers import exportable
     from diffusionpipe.trainer.inference.calibration import WatchedTimes, watch
@@ -106,7 +113,9 @@ def _ranges(
 
 
 def _with_wishes(run: Path, graph: "LayerGraph", asked: DrawingOptions, pictures: int) -> DrawingOptions:
-    """The options with something to draw, `pictures` times or as near as whole rounds of it come.
+    """The options with prompts or labels to draw, repeated so that about `pictures` pictures are drawn.
+
+    Without any in the options, they are the run's own, or all classes.
 
     Raises:
         ConfigError: the model reads texts, and there are none.

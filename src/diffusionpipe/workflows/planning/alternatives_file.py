@@ -82,7 +82,7 @@ def write_alternatives(comparison: Comparison, plan: Plan, plan_file: Path) -> N
 
 
 def read_alternatives(plan_file: Path, plan: Plan) -> Alternatives | str:
-    """The layouts in the file beside a plan file, or a text why there are none of this plan."""
+    """The layouts in the file beside a plan file; or, as text, the reason why there are none for this plan."""
     path = alternatives_file(plan_file)
     if not path.exists():
         return (

@@ -1,4 +1,4 @@
-"""Joint measurements of jobs in the folder of kept profiles."""
+"""Profiles that all ranks of a job measured together, in the folder of kept profiles."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CachedProfiles:
-    """A `ProfileCache` of files in a folder; a folder that cannot be written gives a warning."""
+    """Finds and keeps the profiles of measurements as files in a folder: a `ProfileCache`."""
 
     folder: Path
 

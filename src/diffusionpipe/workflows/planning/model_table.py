@@ -41,7 +41,7 @@ class ModelAnswer:
     trained: str
     """`WHOLE` or `ADAPTERS`."""
     tried: BatchPlan | None
-    """The plan; None where nothing fits."""
+    """The best plan and its batch; None where nothing fits."""
     nearest: Nearest | None
     """Where nothing fits, the layout that lacks least."""
 
@@ -132,7 +132,11 @@ def _takes_adapters(name: str) -> bool:
 
 
 def _answer(name: str, trained: str, setting: Setting, *, is_stated: bool) -> ModelAnswer:
-    """The plan for the batch, or for one sample where that is not stated and more do not fit."""
+    """Whether a model fits: its plan for the batch of `setting`, or the layout that lacks least.
+
+    Without a stated batch, a batch of one sample is tried too if the larger one does not fit. `name`: the model's;
+    `trained`: `WHOLE` or `ADAPTERS`; `is_stated`: the user has stated the batch.
+    """
     # A dictionary's keys: a size that is both is tried once.
     for size in dict.fromkeys((setting.workload.batch, setting.workload.batch if is_stated else 1)):
         choice = best_way(with_batch(setting, size), may_recompute=True)

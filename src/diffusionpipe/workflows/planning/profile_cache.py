@@ -31,10 +31,11 @@ class ProfileKey:
     rates: DeviceRates | None
     """The rates with which it is computed; None where it is measured."""
     versions: tuple[tuple[str, str], ...]
+    """(package, version) of the packages on which the numbers depend."""
     ranks: tuple[str, ...] = ()
     """Node and device of each rank that measured together with the others; () where one measured alone."""
     update: str = ""
-    """The kind of update; "" where none was measured."""
+    """The kind of the measured update; "" where none was measured."""
 
     @property
     def digest(self) -> str:
@@ -60,9 +61,9 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def cached_profile(key: ProfileKey, make: Callable[[], Profile], folder: Path | None) -> tuple[Profile, Path | None]:
-    """(profile of that key, its file), from the folder or, if it is not there, from `make`, and kept then.
+    """(profile of this key, its file): from the folder or, if it is not there, from `make`, and then kept there.
 
-    `folder`: None: always made, and the file is None.
+    Without a `folder`, the profile is always made and the file is None.
 
     Raises:
         FileFormatError: the kept file has been altered.
@@ -71,7 +72,7 @@ def cached_profile(key: ProfileKey, make: Callable[[], Profile], folder: Path | 
 
 
 def kept_profile(digest: str, make: Callable[[], Profile], folder: Path | None) -> tuple[Profile, Path | None]:
-    """(profile, its file) that is kept under the name `digest`, else the profile that `make` returns, kept then.
+    """(profile, its file) that is kept under the name `digest`; if none is, `make` makes the profile, which is kept.
 
     The file is None without a folder, and, with a warning, for a folder that cannot be written.
 

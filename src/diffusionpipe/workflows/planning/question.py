@@ -31,10 +31,11 @@ class PlanQuestion:
 
     setting: Setting
     fill: bool | None = None
+    """Whether frozen work fills bubbles; None leaves it to the planner."""
     sample_batch: int = 0
-    """Samples that the recipe draws at a time."""
+    """The rows that go through the denoiser at a time when the recipe's run draws; 0 if it draws nothing."""
     versions: Versions | None = None
-    """The weights that the recipe asks for, if there is one."""
+    """The kind of weights (flushed, stashed, ...) that the recipe asks for; None without a recipe."""
     recipe: Recipe | None = None
     model: StatedModel | None = None
     """The model that the options state, if they do."""
@@ -50,7 +51,7 @@ class PlanQuestion:
 
 
 def cluster_of(name: str | None, of_recipe: str | None = None) -> Cluster:
-    """The cluster of that name or file; None: the one that the recipe names.
+    """The cluster of this name or file; if `name` is None, the cluster `of_recipe`, which the recipe names.
 
     Raises:
         ConfigError: none is named, or it is not known.
@@ -76,9 +77,10 @@ def question_of_recipe(
     writes: bool,
     tell: Telling,
 ) -> PlanQuestion:
-    """The question how to train a recipe with overrides on a cluster, the recipe's where None is given.
+    """The question how to train a recipe with overrides on a cluster; None: on the cluster that the recipe names.
 
-    It counts or measures the model's layers. `writes`: whether the plan is to be written to a file.
+    Without a file `profile`, it computes or measures the model's layers, or reads a kept profile if `uses_cache`.
+    `writes`: whether the plan is to be written to a file.
 
     Raises:
         ConfigError: the recipe, the cluster or the profile is wrong, or there is nothing to write.
@@ -127,7 +129,7 @@ class StatedTraining:
     """A training as options of a command state it, in place of a recipe: batch, recomputed layers, optimizer."""
 
     batch: int | None
-    """None: one sample for each device."""
+    """Samples of a step; None: one for each device."""
     checkpoint: Sequence[str] | None
     """Patterns of the layers to recompute, or "none". None leaves them to the planner."""
     has_ema: bool
@@ -143,6 +145,7 @@ class StatedPlace:
     """The devices that options of a command name: cluster, used ranks, and memory of each."""
 
     cluster: str | None
+    """The name or file of the cluster; None if no option names one."""
     used: tuple[int, ...]
     """The ranks to use; () for all."""
     memory: float | None
@@ -220,7 +223,7 @@ def answered(asked: PlanQuestion, asking: Asking, tell: Telling = SILENCE) -> tu
 
 
 def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
-    """The ways out where nothing fits, each with its command."""
+    """Lines that name changes with which a layout would fit, each followed by its command; none where none is found."""
     from diffusionpipe.costs.clusters import with_more_cards
     from diffusionpipe.planner.choosing.advice import recomputed
     from diffusionpipe.planner.choosing.combined import ways_out
@@ -249,7 +252,10 @@ def _ways(asked: PlanQuestion, asking: Asking, tell: Telling) -> Iterator[str]:
 
 
 def _smaller(asked: PlanQuestion, tell: Telling) -> list[Change]:
-    """Smaller pictures of a stated model or a recipe; each is profiled only when it is asked about."""
+    """The changes to smaller pictures of the stated model or the recipe; [] where their side cannot change.
+
+    The layers are profiled for a side only when its change is applied.
+    """
     from diffusionpipe.planner.choosing.combined import Change
     from diffusionpipe.workflows.planning.stated_model import parts_of_side, smaller_sides
 

@@ -75,13 +75,13 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path, tell: Telling 
 
 
 def _opened(recipe: Recipe, device: str, tell: Telling) -> RecipeModels:
-    """The models of a recipe on the meta device, with progress over the sizes of their samples."""
+    """The models of a recipe on the meta device, described as they run on `device`; shows progress by sample size."""
     with tell.progress("reading the model", is_timed=False) as report:
         return build_model(recipe, device, report)
 
 
 def _as_profiled(recipe: Recipe, profile: Profile) -> Recipe:
-    """The recipe with arithmetic and storage as the profile has them, where it leaves them to the machine."""
+    """The recipe with the profile's precision and its storage of frozen weights, where the recipe says "auto"."""
     if recipe.model.frozen_dtype is FrozenDtype.AUTO and not recipe.models:
         stored = frozen_store(profile.graph)
         model = recipe.model.model_copy(update={"frozen_dtype": FrozenDtype(stored) if stored else None})
@@ -154,7 +154,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool, tell:
 
 
 def _over_sizes(opened: RecipeModels, found: Callable[[LayerGraph, ModelGraph], Profile], tell: Telling) -> Profile:
-    """The profile of a model over the sizes of its data; `found` makes the one of a size."""
+    """One profile of a model for all sizes of its samples; `found` makes the profile of one size."""
     profile = found(opened.graph, opened.model)
     if not opened.others:
         return profile
@@ -199,9 +199,9 @@ def measured_profile(
     Args:
         recipe: the recipe's file.
         overrides: "key.path=value".
-        sizes: samples.
+        sizes: the batch sizes, in samples.
         device: "auto", "cpu" or "cuda".
-        repeats: the least measurements of each layer.
+        repeats: the least number of measurements of each layer.
         time_budget: after these seconds no larger batch size is measured.
         tell: shows the progress.
 
@@ -294,7 +294,11 @@ def recipe_operations(
 
 
 def _device_here(cluster: Cluster) -> str:
-    """Which of this machine's devices the cluster has: "cuda" or "cpu"."""
+    """The kind of this machine's device that the cluster also has: "cuda" or "cpu".
+
+    Raises:
+        ConfigError: the cluster has neither.
+    """
     here = {"cuda": torch.device("cuda")} if torch.cuda.is_available() else {}
     here["cpu"] = torch.device("cpu")
     for kind, device in here.items():
@@ -311,7 +315,10 @@ def _device_here(cluster: Cluster) -> str:
 
 
 def _batch_sizes(recipe: Recipe, cluster: Cluster) -> tuple[int, ...]:
-    """Powers of two up to a rank's equal share of the batch, that share, and the frozen layers' chunk."""
+    """The batch sizes, in samples, to measure: powers of two up to the most samples of a micro-batch, and that number.
+
+    It is a rank's equal share of the batch or, if that is larger, the chunk of frozen layers, and at most `LARGEST`.
+    """
     share = -(-recipe.training.batch // cluster.num_ranks)
     most = min(LARGEST, max(share, recipe.pipeline.sizes.encode_chunk))
     # Times between measured sizes are interpolated, so each doubling has one.

@@ -1,4 +1,4 @@
-"""The question to the search for a recipe."""
+"""A recipe as the search for plans needs it: the setting, the sizes that it fixes, and checks of both."""
 
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import computes_in_bfloat16
@@ -35,10 +35,10 @@ def setting_of(recipe: Recipe, profile: Profile, cluster: Cluster) -> Setting:
 
 
 def decided_for(recipe: Recipe, cluster: Cluster) -> Recipe:
-    """The recipe with its open choices of arithmetic and storage made for a cluster's devices.
+    """The recipe with its values "auto" of precision and storage decided for a cluster's devices.
 
     Raises:
-        RecipeError: it states storage that its arithmetic there would read with a loss.
+        RecipeError: it states a storage of weights that its precision on these devices would round.
     """
     return decided(recipe, has_bfloat16=computes_in_bfloat16(cluster))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reached_by(folder: Path) -> ReachedLoss:
-    """The batch, the number of steps, and the noise scale of the gradients of a run.
+    """The batch and the steps with which the run in this folder reached its loss, and its gradient noise scale.
 
     Raises:
         ConfigError: the folder is not a run, or the run has no noise scale or too few measurements.
@@ -44,7 +44,7 @@ def check_same_model(folder: Path, asked: PlanQuestion) -> None:
     """Check that a run trained the model that is planned for.
 
     Raises:
-        ConfigError: its layers, its model or its adapters are others.
+        ConfigError: it trained other layers, another model or other adapters.
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
@@ -72,7 +72,10 @@ def _recipe_of(folder: Path) -> Recipe:
 
 
 def _reason(folder: Path, every: int | None, steps: int) -> str:
-    """The reason for which a run has no measurement."""
+    """The reason, as a text, why a run has no measurement of its gradient noise scale.
+
+    `every`: its key training.noise_scale_every. `steps`: the number of its steps.
+    """
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.trainer.step.noise_scale import unmeasurable
 

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from diffusionpipe.models.graphs.graph import LayerGraph
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""At which times are computed; two of them are counted."""
+"""The batch sizes, in samples, for which times are computed; the work of two of them is counted."""
 PRECISION = "bfloat16"
 """The arithmetic on devices that have it; float32 on others."""
 _SMALLEST, _LARGEST = 8, 16384
-"""Pixels of a side."""
+"""The shortest and the longest side of a picture in pixels."""
 ADAPTERS = "adapters take few bytes and stay float32; leave it out, or train the whole model"
 LEAST_SIDE = 256
-"""Pixels of the smallest pictures that are proposed."""
+"""The side, in pixels, of the smallest pictures that are proposed."""
 _NUMBER = re.compile("[0-9]{1,5}")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft")
 _OF_NOISE = ("noise", "time")
 _COUNTING = ("models", "profiler", "costs")
-"""Packages whose code gives the numbers."""
+"""The packages of ours whose code decides the numbers of a computed profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class StatedModel:
 def computed_profile(
     stated: StatedModel, device: str, folder: Path | None, tell: Telling = SILENCE
 ) -> tuple[Profile, Path | None]:
-    """(computed profile of a model on a known device, its file in the folder); the file is None for no folder.
+    """(computed profile of a model on a known device, its file in the folder); without a folder the file is None.
 
     A device without bfloat16 computes in float32.
 
@@ -109,7 +109,7 @@ def named_model(
     `kind`: the value of --model-class.
 
     Raises:
-        ConfigError: options that do not belong together, an unknown dtype, or a resolution that is none.
+        ConfigError: options that do not belong together, an unknown dtype, or a text that is not a resolution.
     """
     from diffusionpipe.errors import ConfigError
 
@@ -262,13 +262,13 @@ def said_of(rates: DeviceRates) -> str:
 
 
 def _sample(profile: Profile) -> str:
-    """The shapes of latents and of what the class reads beside them."""
+    """The name and shape of each input of a sample but noise and times, as text."""
     named = [(name, profile.graph.tensor(name).shape) for name in profile.graph.inputs if name not in _OF_NOISE]
     return ", ".join(f"{name} {' x '.join(map(str, shape)) or '1'}" for name, shape in named)
 
 
 def known_rates(cluster: Cluster) -> DeviceRates | None:
-    """The rates of the cluster's device whose speed is 1, to which others are relative; None where it is not known."""
+    """The rates of the cluster's device with speed 1, to which other speeds are relative; None if it is not known."""
     # A computed profile has the times of the device with speed 1.
     reference = next((device for device in cluster.devices if device.speed == 1.0), cluster.devices[0])
     return next((rates for rates in DEVICES.values() if rates.title == reference.name), None)
@@ -331,7 +331,10 @@ def parts_of_side(side: int) -> list[int]:
 
 
 def _published_resolution(name: str) -> int | None:
-    """The resolution that a shipped configuration states, so that stating it too finds the same profile."""
+    """The resolution, in pixels, of a shipped model's configuration; None for any other model.
+
+    With it a model has the same profile, whether its usual resolution is stated or not.
+    """
     path = _shipped() / f"{name}.json"
     return int(json.loads(path.read_text(encoding="utf-8"))["resolution"]) if path.is_file() else None
 
@@ -341,7 +344,7 @@ def _shipped() -> Path:
 
 
 def _configurations(name: str) -> Iterator[Path]:
-    """The files that say what the model is."""
+    """The paths of the configuration files on which a model's layers depend: all shipped ones, or its folder's."""
     if (_shipped() / f"{name}.json").is_file():
         yield from sorted(_shipped().rglob("*.json"))
         return
@@ -350,7 +353,7 @@ def _configurations(name: str) -> Iterator[Path]:
 
 
 def _folder(name: str) -> Path:
-    """The diffusers folder of that name, or of a hub id.
+    """The diffusers folder at this path, or of the model with this hub id.
 
     Raises:
         ModelError: there is none.

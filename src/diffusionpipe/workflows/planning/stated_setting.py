@@ -9,13 +9,13 @@ from diffusionpipe.holding.workload import has_plain_states, state_of_optimizer
 from diffusionpipe.planner.pricing.setting import Setting
 
 WIDTHS = {"float32": 4, "bfloat16": 2}
-"""Bytes of a number of the types in which gradients of weights in bfloat16 are summed."""
+"""Type in which gradients of weights in bfloat16 can be summed -> bytes of a number."""
 
 
 def check_gradients(gradients: str | None, *, rounds: bool) -> None:
-    """Check the type of gradients that an option names; `rounds`: whether weights are rounded, else it has no effect.
+    """Check the type that the option --gradients names; None, without the option, passes.
 
-    None, without the option, passes.
+    `rounds`: whether trained weights are kept in bfloat16; else the option has no effect.
 
     Raises:
         ConfigError: it is unknown or without effect.

@@ -24,15 +24,18 @@ class PlanTimes:
     """The predicted timeline of a plan, with the origin of its times in words."""
 
     source: str
+    """The origin of the times in words."""
     timeline: Timeline
     axis: viz.TimeAxis
+    """The unit of the times: milliseconds, or units where nothing is known."""
     setting: Setting | None = None
+    """The planner's setting of the plan's training; None where no profile is known."""
     proposal: Proposal | None = None
     """The plan's simulation with its update and memory; None where no profile is known."""
     missing: str = ""
     """The options of `plan show` that would say more, and about what; "" where nothing is missing."""
     workload: str = ""
-    """The assumptions about the training besides the model."""
+    """The assumptions about the training besides the model, in words."""
 
 
 def given_times(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Sequence[int]) -> PlanTimes:
@@ -116,7 +119,10 @@ def found_times(plan: Plan, plan_file: Path, tell: Telling = SILENCE, *, needs_r
 def _setting_beside(
     plan: Plan, plan_file: Path, tell: Telling, *, needs_recipe: bool
 ) -> tuple[Setting, str, str] | None:
-    """The setting of the plan's run, the names of its files, and its training in words; None without a profile."""
+    """(planner's setting, names of the files that give it, training in words), from files beside the plan file.
+
+    None without a profile of the plan's model.
+    """
     from dataclasses import replace
 
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
@@ -155,7 +161,7 @@ def _setting_beside(
 
 
 def _workload_of(recipe: Path, plan: Plan, graph: ModelGraph) -> Workload:
-    """The training that the recipe beside a plan asks for."""
+    """The workload of the recipe in the file beside a plan, with the plan's recomputed layers."""
     from dataclasses import replace
 
     from diffusionpipe.holding import DEVICE
@@ -167,7 +173,7 @@ def _workload_of(recipe: Path, plan: Plan, graph: ModelGraph) -> Workload:
 
 
 def _misfit(plan: Plan, graph: ModelGraph) -> str | None:
-    """Why the layers of a plan's stages differ from a model's, in its order; None where they do not."""
+    """A clause why a model is not the plan's: it lacks layers or has another order of them; None if it is."""
     known = {layer.name for layer in graph.layers}
     if unknown := [name for block in plan.blocks for name in block if name not in known]:
         return f"it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}"

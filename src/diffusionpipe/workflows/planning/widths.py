@@ -27,6 +27,7 @@ class PlannedWidth:
 
     name: str
     asked: PlanQuestion
+    """The question to the planner with this width."""
     choice: Choice | None
     """None where nothing fits."""
     nearest: Nearest | None

@@ -36,7 +36,7 @@ FINEST: Seconds = 0.001
 COPYING = 0.05
 """The part of one core that copying messages may take where their scale is chosen for the user."""
 TOUCHES = 4
-"""How often a byte of a message is touched: zeroed, copied into and out of the kernel, and once in reserve."""
+"""The number of copies counted for each byte of a message: zeroing, into and out of the kernel, and one in reserve."""
 SIZES: tuple[Bytes, ...] = (64, 2**14, 2**18, 2**20)
 REPEATS = 15
 KINDS = {Op.F: "forward", Op.B: "backward", Op.I: "backward", Op.W: "backward", Op.ENCODE: "encode"}
@@ -48,7 +48,7 @@ class Rehearsed:
 
     predicted: Timeline
     measured: tuple[Timeline, ...]
-    """One for each iteration; workers are ranks, time 0 is the start of the first rank."""
+    """The measured timeline of each iteration; workers are ranks, time 0 is the start of the first rank."""
     cpu: tuple[Seconds, ...]
     """Processor time of all ranks in each iteration: copying, Python, and the ends of waits."""
     mesh: Mesh
@@ -72,7 +72,7 @@ class Rehearsed:
 
 
 def measured_link(ranks: LocalRanks) -> Link:
-    """Measure messages between the ranks; returns their latency and bandwidth."""
+    """Measure messages between the ranks' processes; returns a link with their latency and bandwidth."""
     from diffusionpipe.profiler.links import fit_line
     from diffusionpipe.runtime.rehearsals.rehearsal import time_messages
 
@@ -139,9 +139,9 @@ def scaled_costs(costs: Costs, scale: float) -> Costs:
 
 
 def scaled_tensors(tensors: Sequence[TensorSpec], scale: float) -> dict[str, TensorSpec]:
-    """Name -> the tensor as a flat one with `scale` times its numbers, at least one.
+    """Name -> the tensor made flat, with `scale` times its elements, at least one.
 
-    A tensor with one number a sample keeps it.
+    A tensor with one number a sample is unchanged.
     """
     return {
         spec.name: spec if not spec.shape else replace(spec, shape=(max(1, round(_count(spec) * scale)),))
@@ -157,7 +157,7 @@ def _count(spec: TensorSpec) -> int:
 
 
 def held_bytes(schedule: Schedule, tensors: Mapping[str, TensorSpec]) -> list[Bytes]:
-    """For each stage, the bytes of tensors that a micro-batch leaves from its virtual forward to its backward.
+    """The bytes of tensors that each stage of a rehearsal holds for a micro-batch, from its forward to its backward.
 
     0 for frozen stages.
     """
@@ -205,7 +205,7 @@ def virtual_run(
 
 
 def predict_run(run: VirtualRun) -> Timeline:
-    """The simulator's timeline of a rehearsal; gloo has a stream for every pair of ranks."""
+    """The simulated timeline of a rehearsal, with a stream for every pair of ranks, as gloo has."""
     return simulate(run.schedule, run.costs, streams=Streams.PAIR)
 
 
@@ -241,7 +241,7 @@ def rehearsed_of(run: VirtualRun, ranks: Sequence[Sequence[RankIteration]]) -> R
 
 
 def _timeline(parts: Sequence[RankIteration]) -> Timeline:
-    """One iteration of all ranks on one clock."""
+    """The measured timeline of one iteration, from the `parts` of all ranks; time 0 is the start of the first rank."""
     first = min(part.start for part in parts)
     return Timeline(
         num_workers=len(parts),
@@ -256,7 +256,10 @@ def _timeline(parts: Sequence[RankIteration]) -> Timeline:
 
 
 def _end(rank: int, part: RankIteration, first: Seconds) -> Span:
-    """The end of the rank's iteration, the same as the end of its last wait, as an empty span."""
+    """An empty span at the end of a rank's iteration, so that the timeline lasts until then.
+
+    `first`: the start of the first rank.
+    """
     last = part.spans[-1].action
     return Span(worker=rank, action=last, start=part.end - first, end=part.end - first)
 

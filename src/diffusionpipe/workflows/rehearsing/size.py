@@ -12,25 +12,26 @@ from diffusionpipe.workflows.rehearsing.rehearsal import fitting_bytes_scale, pr
 
 GIB = 2**30
 COMMAND_BYTES: Bytes = 600 * 2**20
-"""The command and the process that forks the ranks, both with torch."""
+"""Bytes of the command's process and of the process that forks the ranks together, both with torch."""
 RANK_BYTES: Bytes = 80 * 2**20
 """Bytes that a rank does not share with the process from which it is forked."""
 MOST = 0.5
 """The part of the free memory that tensors may take where their scale is chosen for the user."""
 FASTEST = Link(2e-5, 4e9)
-"""Messages between processes are hardly faster; so tensors get no larger than they would be on this link."""
+"""The link for which the size of tensors is chosen at first: messages between processes are hardly faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The time and memory that a rehearsal takes."""
+    """The time and memory that a rehearsal takes, with its iterations and the scale of its tensors."""
 
     num_ranks: int
     iterations: int
     """The number of measured iterations; another one comes before them."""
     iteration: Seconds
+    """The predicted length of one iteration."""
     bytes_scale: float
-    """Factor of the bytes of tensors, at most."""
+    """The largest factor from the plan's bytes of tensors to the rehearsal's."""
     tensors: Bytes
     """Bytes of the tensors of all ranks at their peaks."""
 
@@ -45,7 +46,7 @@ class Size:
         return COMMAND_BYTES + self.num_ranks * RANK_BYTES + self.tensors
 
     def __str__(self) -> str:
-        """The demands in a sentence."""
+        """A clause with the iterations, ranks, seconds and memory of the rehearsal."""
         ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
         return (
             f"rehearsing {self.iterations + 1} iterations of {self.iteration:.3g} s on {ranks}: about "
@@ -66,7 +67,7 @@ def size_of(
 ) -> Size:
     """The time and memory of a rehearsal. Without a `bytes_scale` tensors are as large as copying and `free` allow.
 
-    `scale`: the factor of times. `free`: bytes of free memory; None: nothing is refused.
+    `scale`: the factor from the plan's times to the waits. `free`: bytes of free memory; None: nothing is refused.
 
     Raises:
         ConfigError: the machine has too little free memory; says what fits.

@@ -18,7 +18,10 @@ from diffusionpipe.workflows.report.figures import Json
 
 
 def change_of(old: object, new: object) -> Json:
-    """The change that makes `new` of `old`, both of JSON's types. Parts that are one object cost no comparison."""
+    """The change, as the module says, that turns `old` into `new`, both of JSON's types.
+
+    Parts that are the same object cost no comparison.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         differing = {key: value for key, value in new.items() if key not in old or old[key] != value}
         keys = {key: change_of(old[key], value) if key in old else {"new": value} for key, value in differing.items()}
@@ -40,7 +43,10 @@ def _of_list(old: Sequence[object], new: Sequence[object]) -> Json:
 
 
 def _items(old: Sequence[object], middle: Sequence[object], first: int) -> Iterator[Json]:
-    """Each item by its place in the old list, or as a change of the one at its own place."""
+    """For each item of `middle`: {"old": index of an equal item of `old`}, or a change of the old item at its index.
+
+    `middle`: the new list from the index `first` on, without the items that are kept at its end.
+    """
     for place, value in enumerate(middle, first):
         same = next((number for number, one in enumerate(old) if one == value), None)
         if same is not None:

@@ -12,9 +12,10 @@ from diffusionpipe.workflows.report.figures import Json, absent, count, number, 
 
 
 def data_of(folder: Path) -> Json:
-    """The page's part about a run's data, its facts and a row for each size of samples; or the reason why it lacks.
+    """The page's part about a run's data: "lines", its facts, and "sizes", a row for each size of samples.
 
-    Of the facts about sizes the first sums them up. The others say the same as the rows, and are left out.
+    Without the file of these facts it is the reason. Of the facts about sizes only the first, which sums them up, is
+    there: the others say the same as the rows.
     """
     path = folder / SURVEY_FILE
     if not path.exists():
@@ -33,7 +34,10 @@ def data_of(folder: Path) -> Json:
 
 
 def _rows(survey: Survey) -> list[Json]:
-    """A row for each size, the most visited first."""
+    """The page's row for each size of samples, the size with the most visits first.
+
+    It has the size, its number of samples, its share of visits, and how much is cut away or enlarged.
+    """
     whole = sum(one.visits for one in survey.sizes)
     rows: list[tuple[int, Json]] = []
     for place, one in enumerate(survey.sizes):

@@ -8,7 +8,7 @@ from diffusionpipe.ir.words import bytes_in_words
 from diffusionpipe.units import Bytes, Seconds
 
 Json: TypeAlias = dict[str, object]
-"""A part of the data of a page."""
+"""A part of a page's data: name -> value, of JSON's types."""
 
 
 def figure(text: str, value: float | str, file: str, key: str) -> Json:

@@ -19,7 +19,7 @@ from diffusionpipe.workflows.report.figures import Json, absent, count, number, 
 from diffusionpipe.workflows.report.trend import trend
 
 POINTS = 1000
-"""The most points of a curve in a page, about."""
+"""About the most points of a curve in a page."""
 _RATES = ("learning_rate", "samples_per_s", "gradient_norm", "step_s", "data_s", "update_s", "bubble", "noise_scale")
 _MEMORY = ("memory_allocated_gib", "memory_reserved_gib", "memory_peak_gib", "host_memory_gib")
 _UNITS = {"_s": "s", "_gib": "GiB", "samples_per_s": "samples/s"}
@@ -29,10 +29,11 @@ _SMOOTHED = 40
 """From this number of steps on a loss, and each time and rate of a step, is also drawn smoothed."""
 _NOISY = ("loss", "samples_per_s", "gradient_norm", "step_s", "data_s", "update_s", "iteration_s", "bubble")
 _LATE = 0.1
-"""A wait for the batch counts from this part of a step on."""
+"""The fraction of a step from which on a wait for the batch is called long."""
 FEW_STEPS, FEW_VALIDATIONS = 20, 6
-"""With fewer steps nothing is said about the loss, with fewer validations nothing about theirs: six that fall one after
-the other are the least that chance alone would not show now and then."""
+"""The least numbers of steps and of validations from which a verdict is made.
+
+Six validations that fall one after the other are the least that chance alone would not show now and then."""
 
 Row = Mapping[str, float | None]
 
@@ -147,7 +148,7 @@ def _label(key: str) -> str:
 
 
 _UNDRAWN = {"epoch", "wall"}
-"""Numbers that say when a step was, not how."""
+"""Names of numbers that are not drawn: they only say when a step was."""
 _NAMES = {"iteration_s": "Running the schedule",
           "learning_rate": "Learning rate", "samples_per_s": "Speed", "gradient_norm": "Gradient norm",
           "step_s": "Time of a step", "data_s": "Waiting for the batch", "update_s": "Update",
@@ -155,7 +156,10 @@ _NAMES = {"iteration_s": "Running the schedule",
 
 
 def memory_curve(folder: Path) -> list[Json]:
-    """The page's chart of each rank's memory by step; of many ranks those that use most. [] where none was kept."""
+    """A list with the page's chart of the ranks' memory by step; [] where the run kept none.
+
+    Of many ranks only the `_MOST_RANKS` that use most are drawn.
+    """
     kept = read_memory(folder)
     names = ("memory_allocated_gib", "host_memory_gib")
     key = next((name for name in names if any(name in row for rows in kept.values() for row in rows)), None)
@@ -194,7 +198,7 @@ def _in_a_sentence(name: str) -> str:
 
 
 def learning_of(metrics: Metrics) -> Json:
-    """The page's verdict whether the run learns: a word, and sentences with their numbers."""
+    """The page's verdict whether the run learns: a word, a mood, and sentences with their numbers; see `_verdict`."""
     if metrics.problem:
         return absent(metrics.problem)
     held_out, trained = metrics.curve("validation_loss"), metrics.curve("loss")
@@ -210,7 +214,10 @@ def learning_of(metrics: Metrics) -> Json:
 
 
 def _verdict(word: str, mood: str, *text: str | Json) -> Json:
-    """A verdict: a word, its mood ("good", "warn", "bad" or "none"), and sentences with their numbers."""
+    """The page's verdict: its "word", its "mood" ("good", "warn", "bad" or "none"), and its "text".
+
+    The text is sentences, cut into texts and numbers for the page.
+    """
     return {"word": word, "mood": mood, "text": list(text)}
 
 
@@ -246,7 +253,10 @@ def _at(step: float, value: float, key: str) -> Json:
 
 
 def _trained(curve: Sequence[tuple[float, float]], *, validations: int) -> Json:
-    """A verdict from the training loss alone: its trend over all steps, and over the second half of them."""
+    """The verdict whether a run learns, from the trends of its training loss over all steps and over the second half.
+
+    `curve`: (step, loss). `validations`: the number of validations, which are too few for a verdict.
+    """
     fifth, losses = len(curve) // 5, [value for _, value in curve]
     text: tuple[str | Json, ...] = (
         "Mean training loss ",
@@ -332,9 +342,10 @@ def _in(found: tuple[float, str]) -> tuple[float, str, str]:
 
 
 def progress_of(metrics: Metrics, recipe: Mapping[str, object], *, is_running: bool) -> Json:
-    """The page's part about progress: steps done, and, while the run runs, how long the rest takes at its last speed.
+    """The page's part about progress: "step", the steps done, and where they are known "of", "left" and "epoch".
 
-    `recipe`: its values by key.
+    "of": all steps of the run; "left": how long the rest takes at the last speed, while the run runs. `recipe`: its
+    values by key.
     """
     asked = recipe.get("training.steps")
     found: dict[str, object] = {"step": count(metrics.last, METRICS, "last(step)")}

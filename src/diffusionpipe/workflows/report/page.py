@@ -41,7 +41,7 @@ _RELATIVE = re.compile(r"(?<![\w.:/<])[\w.@+%-]+(?:[/\\][\w.@+%-]+)+[/\\]?")
 _LISTED = re.compile(r"[^'\"\[\],]*[/\\][^'\"\[\],]*")
 """A path in a value of a recipe or in a list of values."""
 _WITH_PATHS = ("data", "made_with")
-"""Parts of a page in which a word with a slash is a path."""
+"""Keys of a page's items in which a word with a slash is a path."""
 _NO_RECIPES: Json = {"of": [], "rows": []}
 _SLOW = 1.1
 """A measured step is called slower than predicted from this factor on."""
@@ -50,7 +50,7 @@ _SLOW = 1.1
 def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
     """The data of a page about these run folders and plan files, in their order.
 
-    `is_shared`: without paths, host and user names.
+    `is_shared`: whether paths, host and user names are left out.
 
     Raises:
         ConfigError: a source is neither a run folder nor a plan file.
@@ -67,7 +67,10 @@ def report_of(sources: Sequence[Path], *, is_shared: bool = False) -> Json:
 
 
 def _recipes(recipes: Mapping[int, Mapping[str, object]]) -> Json:
-    """The rows of the recipes of these items."""
+    """The page's part about recipes: "of", the numbers of the items that have one, and "rows", their keys and values.
+
+    `recipes`: number of an item -> its recipe's values by key.
+    """
     return {"of": list(recipes), "rows": rows_of(list(recipes.values()))}
 
 
@@ -111,7 +114,7 @@ def _plan(path: Path) -> Json:
 
 
 def _item(page: PlanPage, name: str) -> Json:
-    """The data of a plan without a run."""
+    """The page's item about a plan without a run; `name`: its title."""
     return {
         "kind": "plan",
         "name": name,
@@ -128,7 +131,7 @@ def _plan_and_parts(path: Path) -> tuple[PlanPage | None, Json]:
 
 
 def _plan_page(path: Path) -> tuple[PlanPage | None, str]:
-    """The plan of a run, or why there is none: the rest of the page is shown all the same."""
+    """(plan of a run for its page, ""), or (None, reason why there is none); the rest of the page does not need it."""
     if not path.exists():
         return None, f"there is no {path.name}; a run writes it before its first step"
     try:
@@ -157,7 +160,10 @@ def _parts(page: PlanPage | None, problem: str) -> dict[str, object]:
 
 
 def _slowness(page: PlanPage | None, metrics: Metrics) -> Json:
-    """Whether a step takes longer than predicted, and the largest causes of lost time."""
+    """The page's verdict whether a step takes longer than predicted, with the largest causes of lost time.
+
+    It has "word", "mood" and "text" as `_verdict`, and the "ratio" of measured to predicted step if both are known.
+    """
     measured = usual(metrics, "step_s")
     causes = page.causes if page is not None else []
     predicted = page.step() if page is not None else None
@@ -198,7 +204,10 @@ def _slowness(page: PlanPage | None, metrics: Metrics) -> Json:
 
 
 def _grown(causes: list[Json]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """(measured, predicted) part of computing that has grown most, where it has grown more than all waits take."""
+    """(measured, predicted) part of a step: the kind of computing that took most seconds more than predicted.
+
+    None where either timeline is missing, or where this difference is smaller than all waits together.
+    """
     if {str(cause["source"]) for cause in causes} != {"measured", "predicted"}:
         return None
     measured, predicted = ({part["name"]: part for part in _list(cause["parts"])} for cause in causes)
@@ -231,7 +240,7 @@ def _state(last: int, *, has_ended: bool, is_running: bool) -> str:
 
 
 def _is_running(folder: Path) -> bool:
-    """Whether a job holds the run's lock; on another machine it may be dead all the same."""
+    """Whether a job holds the lock of the run folder; a job of another machine may hold it though it has died."""
     from diffusionpipe.trainer.launching.run_lock import is_held
 
     return is_held(folder)
@@ -248,7 +257,7 @@ def _notes(unreadable: int) -> list[str]:
 def _shared(report: Mapping[str, Any], paths: Sequence[str]) -> Json:
     """The report without paths, host and user names; captions of samples stay as they are.
 
-    Relative paths look like rates ("samples/s") and names ("loss/unet"): hidden are `paths`, all of the words that a
+    Relative paths look like rates ("samples/s") and names ("loss/unet"). So only these are hidden: `paths`, all that a
     plan was made with, and all in the lines about the data.
     """
     names = [*_names_here(), *paths]
@@ -267,7 +276,7 @@ def _shared(report: Mapping[str, Any], paths: Sequence[str]) -> Json:
 
 
 def _paths_in(recipes: Iterable[Mapping[str, object]]) -> list[str]:
-    """Relative and absolute paths in the values of recipes, those in lists too."""
+    """The relative and absolute paths in the values of recipes, also in lists of values; `recipes`: values by key."""
     values = [value for recipe in recipes for value in recipe.values() if isinstance(value, str)]
     return [path.rstrip("/\\") for value in values for path in _LISTED.findall(value)]
 
@@ -304,7 +313,9 @@ def _everywhere(value: Any, hide: Callable[[str], str]) -> Any:
 
 
 def report_page(sources: Sequence[Path], *, is_shared: bool = False) -> str:
-    """HTML of a page about these run folders and plan files, in their order; arguments as in `report_of`.
+    """The HTML of a page about these run folders and plan files, in their order.
+
+    `is_shared`: whether paths, host and user names are left out.
 
     Raises:
         ConfigError: a source is neither a run folder nor a plan file.
@@ -316,7 +327,7 @@ def report_page(sources: Sequence[Path], *, is_shared: bool = False) -> str:
 def watched_report(files: RunFiles, refusals: Mapping[str, str]) -> Json:
     """The data of a page about one run that is watched.
 
-    `refusals`: for each button, why it would do nothing, "" where it does something.
+    `refusals`: button -> the reason why it would do nothing, "" where it does something.
 
     Raises:
         ConfigError: it is not the folder of a run, or not yet.
@@ -333,12 +344,12 @@ def waiting_report(folder: Path) -> Json:
 
 
 def page_of_plan(page: PlanPage, name: str) -> str:
-    """HTML of a page about a plan that is in memory; `name`: its title."""
+    """The HTML of a page about a plan that is in memory; `name`: its title."""
     return html_of(_report([_item(page, name)], _NO_RECIPES, is_shared=False))
 
 
 def page_of_run(page: PlanPage, metrics: Metrics, name: str) -> str:
-    """HTML of a page about a run that is in memory: its numbers by step beside the plan. `name`: its title."""
+    """The HTML of a page about a run that is in memory: its numbers by step beside the plan. `name`: its title."""
     item = {
         **_item(page, name),
         "kind": "run",
@@ -355,7 +366,7 @@ def page_of_run(page: PlanPage, metrics: Metrics, name: str) -> str:
 
 
 def html_of(report: Json, *, is_watched: bool = False) -> str:
-    """HTML of the page with these data; `is_watched`: one that asks its server for newer data."""
+    """The HTML of the page with these data; `is_watched`: whether the page asks its server for newer data."""
     from diffusionpipe.viz.html_page import page_of
 
     names = ", ".join(str(item["name"]) for item in _list(report["items"]))

@@ -37,18 +37,21 @@ _NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPage:
-    """A plan with its predicted and measured timelines, for a page; a text in place of one says why it lacks."""
+    """A plan with its predicted and measured timelines, for a page; a text in place of one says why it is missing."""
 
     plan: Plan
     file: str
     """The name of the plan file, to which the numbers of the plan lead."""
     predicted: PlanTimes | str
+    """The predicted times, or the reason why there are none."""
     source: str
     """The names of the files from which the prediction is made."""
     actual: Timeline | str
+    """The measured timeline, or the reason why there is none."""
     alternatives: Json
+    """The page's part about the layouts that the search compared."""
     fullest: Json | None = None
-    """The memory of the fullest device as the search has kept it, for a plan without profile and cluster."""
+    """The page's part about memory for a plan without profile and cluster: the fullest device, kept by the search."""
     announced: ExpectedStep | None = None
     """The step that the run announced, with its loading, which the other files do not have."""
 
@@ -69,7 +72,7 @@ class PlanPage:
     def step(self) -> Json | None:
         """The predicted seconds of a step, as a number for the page; None where no times are known.
 
-        As the run announced them; of a plan without a run its iteration and update.
+        They are the seconds that the run announced; for a plan without a run, its iteration and update.
         """
         if self.announced is not None:
             return seconds(self.announced.step, EXPECTED, "iteration + update + loading")
@@ -126,7 +129,7 @@ class PlanPage:
         }
 
     def _names(self) -> dict[int, str]:
-        """The ranks that each worker of the prediction stands for."""
+        """Worker of the prediction -> the names of the ranks that are this worker: "ranks 0, 2, ..., 6"."""
         return {worker: ranks_text(ranks_of_worker(self.plan, worker)) for worker in range(self.plan.mesh.pipeline)}
 
     @cached_property
@@ -224,7 +227,10 @@ def page_of_file(plan: Plan, plan_file: Path, *, is_run: bool = False) -> PlanPa
 
 
 def _fullest(kept: Alternatives, file: str) -> Json | None:
-    """The memory of the fullest device of the chosen layout; None where the search has kept none."""
+    """The page's part about memory, with the chosen layout's fullest device; None where the search has kept none.
+
+    `file`: the name of the file of alternatives.
+    """
     for place, one in enumerate(kept.layouts):
         if one.is_chosen and one.items:
             # The overflow says how much the device lacks, or below 0 how much is free.
@@ -243,12 +249,12 @@ def _fullest(kept: Alternatives, file: str) -> Json | None:
 
 
 def _room(room: int, file: str, key: str) -> Json | None:
-    """The memory of a device; None if it is not known."""
+    """A device's memory as a number for the page, from a key of a file; None if it is not known."""
     return None if room >= UNKNOWN_MEMORY else size(room, file, key)
 
 
 def layouts_of(kept: Alternatives, file: str) -> Json:
-    """The page's part about the layouts that the search compared: the verdict, the remarks, and a row for each.
+    """The page's part about the layouts that the search compared: the verdict, the remarks, and a row for each layout.
 
     `file`: the name of the file that they are from.
     """
@@ -284,7 +290,7 @@ def layouts_of(kept: Alternatives, file: str) -> Json:
 
 
 def _found_or_reason(find: Callable[[], T | str]) -> T | str:
-    """The result, or the reason in words why there is none."""
+    """The result of `find`, or the first lines of the error that it raises, one of ours."""
     try:
         return find()
     except DiffusionPipeError as error:
@@ -318,13 +324,16 @@ def _measured(path: Path) -> Timeline | str:
 
 
 def _in_one_table(timeline: Timeline, plan: Plan) -> tuple[Timeline, Plan]:
-    """The timeline and the plan with the messages and fills of both, by which actions are numbered."""
+    """The timeline and the plan with one common table of messages and fills, which gives actions the same numbers."""
     found, train = in_one_table(timeline, plan.train)
     return found, replace(plan, train=train)
 
 
 def _causes(timeline: Timeline, plan: Plan, source: tuple[str, str], names: Mapping[int, str]) -> Json:
-    """The parts of a step, of all ranks together and of each, and the longest waits."""
+    """The page's row of a timeline: the parts of its step, of all ranks together and of each, and the longest waits.
+
+    `source`: ("measured" or "predicted", the timeline's file). `names`: worker of the timeline -> its name.
+    """
     name, file = source
     awaited = waits_of_step(timeline, plan.train)
     timeline, plan = _in_one_table(timeline, plan)
@@ -383,7 +392,10 @@ def _longest(ranks: Sequence[RankTimes], file: str, names: Mapping[int, str]) ->
 
 
 def _means(timeline: Timeline | None, plan: Plan) -> dict[tuple[str, int, tuple[int, ...]], float]:
-    """The mean time of a stage's forwards and of its backwards, all buckets of the stage together."""
+    """("forward" or "backward", worker, blocks) of each stage -> the mean seconds of these actions in a timeline.
+
+    All buckets of the stage are added up; {} without a timeline.
+    """
     from diffusionpipe.planner.search.naming import stages_of_plan
 
     if timeline is None:

@@ -17,7 +17,7 @@ LEFT_OUT = "(left out)"
 
 
 def recipe_of(folder: Path) -> dict[str, object] | str:
-    """Key ("training.batch") -> value of a run's recipe, without secrets; or a text why there are none.
+    """Key ("training.batch") -> value of the recipe in a run's folder, without secrets; or the reason as a text.
 
     The file is read as it is, also if it has keys that are unknown to this version.
     """
@@ -43,7 +43,7 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> list[tuple[str, obje
 
 
 def _plain(value: object) -> object:
-    """Texts and numbers as they are, everything else as a recipe writes it.
+    """The value of a key for the page: a text or number as it is, any other value as a recipe writes it.
 
     >>> _plain(False), _plain(["a", "b"]), _plain(0.5)
     ('false', '["a", "b"]', 0.5)

@@ -38,7 +38,7 @@ class RunFiles:
         self._pictures: dict[Path, tuple[Hashable, Json | str]] = {}
 
     def state(self) -> Hashable:
-        """A value that is another one as soon as a file that a page reads was changed, made or removed."""
+        """A value that differs from earlier ones as soon as a file that a page reads was changed, made or removed."""
         metrics, memory, samples = self.folder / METRICS, self.folder / MEMORY, self.folder / SAMPLES
         return self._documents(), _state(metrics), tuple(_below(memory)), tuple(_below(samples))
 
@@ -47,7 +47,7 @@ class RunFiles:
         return self._metrics.read()
 
     def recipe(self) -> dict[str, object] | str:
-        """Key -> value of the run's recipe, or a text why there are none; see `recipe_of`."""
+        """Key -> value of the run's recipe, or the reason as a text why there are none; see `recipe_of`."""
         return self._part("recipe", _state(self.folder / RECIPE), lambda: recipe_of(self.folder))
 
     def data(self) -> Json:
@@ -61,12 +61,12 @@ class RunFiles:
     def of_documents(self, name: str, make: Callable[[], T]) -> T:
         """The result of `make`, called again only after the plan or another document in the folder has changed.
 
-        `name`: under which it is kept.
+        `name`: the key under which the result is kept.
         """
         return self._part(name, self._documents(), make)
 
     def samples(self, most: int) -> Json:
-        """The page's part with the pictures of at most `most` samplings; unchanged files are not read again."""
+        """The page's part with about `most` pictures of samplings at most; unchanged files are not read again."""
         before, self._pictures = self._pictures, {}
 
         def small(path: Path) -> Json | str:
@@ -95,7 +95,10 @@ def _state(path: Path) -> Hashable:
 
 
 def _entries(folder: str | Path) -> Iterator[tuple[str, Hashable]]:
-    """Path and state of each entry, sorted; none where there is no folder."""
+    """Yield (path, state) of each file and folder in a folder, sorted; none where there is no folder.
+
+    The state changes with the entry.
+    """
     try:
         paths = sorted(entry.path for entry in os.scandir(folder))
     except OSError:
@@ -104,7 +107,7 @@ def _entries(folder: str | Path) -> Iterator[tuple[str, Hashable]]:
 
 
 def _below(folder: str | Path, depth: int = 2) -> Iterator[tuple[str, Hashable]]:
-    """Path and state of each entry, down to that many levels."""
+    """Yield (path, state) of each file and folder below a folder, down to `depth` levels; the state changes with it."""
     for path, state in _entries(folder):
         yield path, state
         if depth > 1 and os.path.isdir(path):

@@ -13,7 +13,7 @@ from diffusionpipe.workflows.report.recipe import RECIPE
 
 _OF_A_RUN = (RECIPE, METRICS, PLAN, "checkpoints", "samples", "data.json")
 _BEFORE = ("run.lock", "cluster.json", "profile.json", "logs")
-"""Names in a folder whose job measures and plans: the recipe comes after them."""
+"""Names of which one shows that a job measures and plans in a folder: they are written before the recipe."""
 _LISTED = 3
 
 
@@ -65,7 +65,7 @@ def _of_a_file(path: Path) -> str:
 
 
 def _runs_in(folder: Path) -> str:
-    """The runs in a folder, as a remedy."""
+    """A remedy for errors that names some runs in a folder; "" if it has none."""
     found = [str(one) for one in sorted(folder.glob("*/")) if one.is_dir() and is_run(one)]
     more = ", ..." if len(found) > _LISTED else ""
     return f"give a run.folder in it: {', '.join(found[:_LISTED])}{more}" if found else ""

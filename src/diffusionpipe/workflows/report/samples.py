@@ -18,9 +18,9 @@ _MOST_CAPTION = 400
 
 
 def samples_of(folder: Path, most: int, small: Callable[[Path], Json | str]) -> Json:
-    """The page's part with the pictures of at most `most` samplings, spread evenly; or the reason why it lacks.
+    """The page's part with about `most` pictures at most, of samplings spread evenly; or the reason why there is none.
 
-    `small`: makes a picture small, see `small_picture`.
+    `small`: makes a small picture of a file, or returns the reason why not; see `small_picture`.
     """
     every = sorted(found for found in (folder / FOLDER).glob(f"{_STEP}*") if found.is_dir() and _step(found) >= 0)
     drawn = [(one, sorted(one.glob("*.png"))) for one in every]
@@ -55,7 +55,7 @@ def _step(folder: Path) -> int:
 
 
 def _spread(drawn: Sequence[tuple[Path, list[Path]]], most: int) -> list[tuple[Path, list[Path]]]:
-    """The samplings, evenly thinned to that many pictures; the first and the last stay."""
+    """The samplings (folder, its pictures), evenly thinned to about `most` pictures; the first and the last stay."""
     each = max(len(pictures) for _, pictures in drawn)
     room = max(2, most // each)
     if len(drawn) > room:
@@ -66,7 +66,7 @@ def _spread(drawn: Sequence[tuple[Path, list[Path]]], most: int) -> list[tuple[P
 
 
 def small_picture(path: Path) -> Json | str:
-    """A picture as data of the page, small and with its caption, of a clip its first frame; or a text, why not."""
+    """A small picture as data of the page, with its caption (of a clip, its first frame); or the reason why not."""
     from PIL import Image
 
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from diffusionpipe.costs import ModelGraph
 
 _DIGITS = 9
-"""Digits of a time in a page; files have more."""
+"""The significant digits of a time in a page; files have more."""
 _COMPUTE, _MESSAGES, _SUMS = 0, 1, 2
 """The lanes of a rank's row."""
 
@@ -44,12 +44,13 @@ class Actions:
         self._number: dict[tuple[str, str, int], int] = {}
         self._kind: dict[tuple[str, str, int], int] = {}
         self.rows: list[list[object]] = []
-        """Text, kind, words on it, stage (-1 for none), fill or message (-1 for none)."""
+        """[text, number of its kind, words, stage or -1, fill or message or -1] of each action, by its number."""
 
     def number(self, text: str, kind: tuple[str, str, int], words: str, stage: int, slot: int) -> int:
         """The number of an action on the page; a new action gets the next one.
 
-        `kind`: name, colour and lane of its bar. `words`: the text on it. `slot`: fill or message, -1 for none.
+        `text`: its text form. `kind`: name, colour and lane of its bar. `words`: its description. `stage`, `slot`: its
+        stage, and its fill or message; -1 for none.
         """
         key = (text, kind[0], slot)
         if key not in self._number:
@@ -108,7 +109,7 @@ class Actions:
 def timeline_data(
     timeline: Timeline, plan: Plan, source: TimelineSource, actions: Actions, names: Mapping[int, str]
 ) -> Json:
-    """The page's data of one timeline: its source, and for each worker a row of bars; `names`: of the workers' rows."""
+    """The page's data of one timeline: its source, and for each worker a row of bars; `names`: worker -> row's name."""
     scale = 1e3 if source.unit == "ms" else 1.0
     schedule = plan.train
     colours = _Colours(timeline, schedule)
@@ -142,7 +143,7 @@ def _short(value: float) -> float:
 
 
 class _Colours:
-    """The kind of bar of each action of a timeline."""
+    """Gives each action of a timeline the name, the colour and the lane of its bar."""
 
     def __init__(self, timeline: Timeline, schedule: Schedule) -> None:
         self._hues = hues_of_stages(timeline.spans, schedule)
@@ -150,7 +151,7 @@ class _Colours:
         self._of_component = palette.component_colours(self._components)
 
     def of(self, action: Action) -> tuple[str, tuple[str, str, int], str, int, int]:
-        """Text, kind, words, stage and slot of an action."""
+        """(text form, (name, colour, lane) of its bar, description, stage, slot) of an action, for `Actions.number`."""
         slot = -1 if action.slot is None else action.slot
         name, colour, lane = self._kind(action)
         words = name if action.microbatch is None else f"{name}, stage {action.stage}, micro-batch {action.microbatch}"

@@ -9,11 +9,11 @@ from math import erfc, factorial, sqrt
 from statistics import fmean
 
 MOST_CHANCE = 0.003
-"""A trend counts where equal numbers with noise show one as clear, up or down, in less than this part of cases."""
+"""The chance below which a trend counts: the share of random orders of the values that show one as clear."""
 _EXACT = 30
-"""Up to this number of values the chance is counted; of more a normal distribution gives it."""
+"""The most values for which the chance is counted exactly; for more, a normal distribution gives it."""
 _MOST = 500
-"""More numbers are means of as many parts in a row."""
+"""The most values that are compared; more are replaced by the means of this number of parts."""
 
 
 def trend(values: Sequence[float]) -> int:
@@ -33,7 +33,7 @@ def trend(values: Sequence[float]) -> int:
 
 
 def _means(values: Sequence[float]) -> Sequence[float]:
-    """The numbers, or the means of `_MOST` parts of them."""
+    """The values; if they are more than `_MOST`, the means of `_MOST` parts of them, in order."""
     count = len(values)
     if count <= _MOST:
         return values
@@ -42,7 +42,7 @@ def _means(values: Sequence[float]) -> Sequence[float]:
 
 
 def _balance(numbers: Sequence[float]) -> int:
-    """Pairs whose later number is higher, less those whose later number is lower."""
+    """The number of pairs whose later number is higher, less the number of pairs whose later number is lower."""
     before: list[float] = []
     balance = 0
     for number in numbers:
@@ -52,7 +52,7 @@ def _balance(numbers: Sequence[float]) -> int:
 
 
 def _chance(balance: int, count: int) -> float:
-    """The part of all orders of `count` different numbers that have this balance or more, up or down."""
+    """The fraction of all orders of `count` different numbers whose `_balance` is this far from 0 or farther."""
     if count < 2 or balance <= 0:
         return 1.0
     if count > _EXACT:

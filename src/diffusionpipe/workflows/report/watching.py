@@ -42,16 +42,16 @@ FILES = {"/save": "save", "/stop": "save_quit", "/draw": "draw"}
 """The file of the run folder that each request creates, see `trainer.step.stopping`."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 REST, _LONGEST_REST = 50, 60.0
-"""The rest after a reading, in its CPU seconds, and the longest one, in seconds."""
+"""The pause after a reading as a multiple of its CPU time, and the longest pause in seconds."""
 _KEPT = 4
-"""The last states of the data to which pages may have changes; pages with older ones get all."""
+"""The number of the last states of the data that are kept; a page with an older state gets all data again."""
 _LONGEST = 4096
 """The most bytes of a request's body; none is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageAnswer:
-    """The data of a watched page at the last reading, as a report and as JSON, with an entity tag."""
+    """The data of a watched page at one reading, with an entity tag."""
 
     report: dict[str, object]
     state: str
@@ -106,7 +106,10 @@ class Watch(ThreadingHTTPServer):
             return self._kept[-1]
 
     def change(self, state: str) -> dict[str, object] | None:
-        """The data for a page that has those of a state: the change, or all; None where it has the last."""
+        """The newest data for a page that has the data of `state`: {"state": new state, "change": change}.
+
+        None where the page has the newest data. For a state that is not kept, the change holds all data.
+        """
         now = self.answer()
         if state == now.state:
             return None
@@ -129,7 +132,7 @@ class Watch(ThreadingHTTPServer):
             self._state, self._kept = state, [*self._kept[1 - _KEPT :], answer]
 
     def refusal(self, name: str) -> str:
-        """The reason why a file of that name in the run folder would do nothing now; "" where it does something."""
+        """The reason why a file of this name in the run folder, as requests create, would do nothing now; else ""."""
         from diffusionpipe.trainer.launching.run_lock import is_held
 
         if not is_held(self.folder):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.setup.caching import Cacheable, CacheVerdict
 
 MOST_PASSES = 1000
-"""Passes over the data within which a cache pays, or never does."""
+"""The passes over the data for which it is computed whether a cache pays; after them it counts as never paying."""
 _PROBE: Bytes = 4 * 2**20
 _PROBES = 5
 _NOTHING: Seconds = 1e-12
@@ -35,14 +35,14 @@ _NOTHING: Seconds = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptShare:
-    """The time, bytes and number of results for a sample of one tensor that a cache keeps."""
+    """One tensor that a cache keeps: the seconds to compute a result, its bytes, and the number of results a sample."""
 
     seconds: Seconds
-    """Time of its layers for a sample."""
+    """Seconds in which its layers compute a result for one sample."""
     size: Bytes
     """Bytes of a result."""
     variants: float
-    """Results of each sample."""
+    """The mean number of different results of a sample, such as one for each of its captions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,15 @@ class Worth:
     """The seconds of a run's step without a cache, with one, and while it is written, and when it pays."""
 
     size: Bytes
-    """Bytes of all results."""
+    """Bytes of all results that the cache would keep."""
     filled: Seconds
-    """A step in which the frozen layers run for all samples."""
+    """Seconds of a step in which the frozen layers run for all samples."""
     cached: Seconds
-    """A step in which all kept results are there."""
+    """Seconds of a step for which the cache has all results."""
     writing: Seconds
-    """The time that is added where all results of a step are written."""
+    """Seconds that are added to a step whose results are all written."""
     pays: int | None
-    """The first step after which the run has gained; None: there is none."""
+    """The first step after which the run has gained; None: it never gains."""
 
     @property
     def gain(self) -> float:
@@ -69,8 +69,8 @@ class Worth:
 def break_even(shares: Sequence[KeptShare], *, gain: Seconds, writing: Seconds, steps_of_pass: float) -> int | None:
     """The first step after which the seconds gained outweigh the seconds of writing; None within `MOST_PASSES` passes.
 
-    `gain`: of a step that reads all results. `writing`: of one that writes all. `steps_of_pass`: steps in which each
-    sample is seen once.
+    `gain`: seconds gained by a step that reads all results. `writing`: seconds added to a step that writes all.
+    `steps_of_pass`: the steps in which each sample is seen once.
 
     >>> one = KeptShare(seconds=1.0, size=1, variants=1.0)
     >>> break_even([one], gain=0.5, writing=0.25, steps_of_pass=100)
@@ -140,9 +140,9 @@ def worth_of_recipe(recipe: "Recipe", plan: "Plan", setting: "Setting", tell: Te
 
 
 def verdict_of_run(recipe: "Recipe", plan: "Plan", found: "Cacheable") -> "CacheVerdict":
-    """Lines about the worth of a cache in a run whose layers are measured, and why it would not pay, None if it does.
+    """The verdict on a cache in a run whose layers are measured: lines about its worth, and why it would not pay.
 
-    For rank 0, which has the files.
+    The latter is None if it pays. Only rank 0 calls it, which has the files.
 
     Raises:
         ConfigError: the profile in the run's folder cannot be read.
@@ -163,7 +163,7 @@ def verdict_of_run(recipe: "Recipe", plan: "Plan", found: "Cacheable") -> "Cache
 
 
 def shares_of(found: "Cacheable", profile: "Profile") -> list[KeptShare]:
-    """The time, bytes and results of each kept tensor, by the layers' times in a profile."""
+    """The seconds, bytes and results a sample of each tensor that a cache keeps, by the layers' times in a profile."""
     return [
         KeptShare(
             seconds=sum(profile.forward(name, 1) for name in dict.fromkeys(layer.name for layer in kept.layers)),
@@ -215,7 +215,7 @@ def _step(plan: "Plan", setting: "Setting") -> Seconds:
 
 
 def _without(profile: "Profile", layers: frozenset[str]) -> "Profile":
-    """The profile in which these layers take next to no time; a profile has no layer without any."""
+    """The profile with next to no time for these layers; the time of a layer in a profile is above 0."""
     return replace(profile, layers=tuple(_free(one) if one.name in layers else one for one in profile.layers))
 
 

@@ -50,7 +50,7 @@ def decoding_lines(choice: "Choice", recipe: "Recipe", *, width: int) -> Sequenc
 def decoding_text(profile: Profile, samples: int, room: Bytes) -> str:
     """How rank 0 decodes `samples` samples, as a text: whole, by tiles, or not at all; "" where that is not known.
 
-    `room`: the memory of its device beside the bytes that stay there. Weights of the VAE count, and all latents.
+    `room`: the bytes of its device's memory that nothing else uses. Weights of the VAE count, and all latents.
     """
     if profile.decoding is None:
         return ""

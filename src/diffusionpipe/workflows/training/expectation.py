@@ -24,11 +24,11 @@ class Expectation:
     iteration: Seconds | None
     update: Seconds | None
     loading: Spread | None = None
-    """The time by which data workers lengthen a step, an estimate; None where they do not."""
+    """The estimated time by which data workers lengthen a step, with its bounds; None where they do not."""
     memory: tuple[Bytes, ...]
     """Memory of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
-    """Whether activations and messages are in it; else it counts the memory that is used all the time."""
+    """Whether `memory` has activations and messages in it; else it is only the memory that is used all the time."""
     decoding: str = ""
     """How samples are decoded, in words; "" where none are, and where the layers were not measured."""
 
@@ -106,7 +106,7 @@ def expectation_of(start: "Start") -> Expectation:
 
 
 def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tuple[tuple[Bytes, ...], str]:
-    """The most that each worker holds in any phase of the run, and how samples are decoded, in words."""
+    """(bytes that each worker holds at most in any phase of the run, a text on how samples are decoded)."""
     from diffusionpipe.planner.phases import phases_of
     from diffusionpipe.workflows.training.decoding_text import decoding_of_recipe, decoding_text, samples_shown
 
@@ -150,7 +150,7 @@ def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "
 def setting_of_plan(recipe: "Recipe", plan: "Plan", profile: "Profile", cluster: "Cluster | None" = None) -> "Setting":
     """The planner's setting of a recipe trained by this plan on the cluster.
 
-    Without a cluster on one machine whose memory is not known.
+    Without a cluster it is a single machine whose memory is not known.
     """
     from diffusionpipe.holding.storage import storage_of
     from diffusionpipe.planner.from_profile import setting_of

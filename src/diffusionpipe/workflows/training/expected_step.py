@@ -25,7 +25,7 @@ class ExpectedStep:
     loading: Seconds
     """The time by which data workers usually lengthen the step."""
     unjudged: str = ""
-    """The reason why the first steps were not held against it; "" where they were, and before them."""
+    """The reason why the run did not judge the prediction by its first steps; "" if it did, and before it does."""
 
     @property
     def step(self) -> Seconds:

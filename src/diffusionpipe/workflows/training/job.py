@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.recipe import Recipe
 
 _FEW = 8
-"""Up to this number, ranks start at once, and rank 0 checks the model's layers as soon as the launcher could."""
+"""The most ranks that start without a check of the model's layers: rank 0 checks them as soon as the launcher could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,17 @@ class TrainingJob:
     devices: Sequence[int]
     """The number of each rank's device on this machine."""
     device: str
+    """The kind of device: "auto", "cpu" or "cuda"."""
     resume: str | None
+    """The value of --resume: a checkpoint or "auto"; None for a new run."""
     take_over: bool
+    """Whether the job takes the run folder from a job that gives no sign of life."""
     port: int | None
+    """The TCP port on which ranks connect; None for any free one."""
     max_restarts: int
+    """How often the ranks are started again after a crash."""
     uses_cache: bool
+    """Whether ranks may use kept profiles."""
 
 
 def check_start(job: TrainingJob, recipe: "Recipe") -> None:

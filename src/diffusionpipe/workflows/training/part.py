@@ -26,13 +26,17 @@ class Part:
 
     recipe: "Recipe"
     resume: str | None
+    """The value of --resume: a checkpoint or "auto", which it also is after a restart; None for a new run."""
     command: "Command"
     """How the training was started, with the number of ranks before `pipeline.use` leaves some out."""
     used: Sequence[int]
     """The ranks that train, which ascend."""
     member: "Membership"
+    """The rank of this process, and the number of ranks."""
     take_over: bool
+    """Whether the run takes its folder from a job that gives no sign of life."""
     uses_cache: bool
+    """Whether kept profiles may be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ def part_of(
 ) -> Part:
     """The part of this process in the training of a recipe with overrides.
 
-    `ranks`: to start; None for one a GPU, else one.
+    `ranks`: the number of ranks to start; None for one for each GPU, or one rank without GPUs.
 
     Raises:
         ConfigError: the recipe cannot be trained, or the environment of a rank states no place in a job.
@@ -92,7 +96,10 @@ def part_of(
 
 
 def default_ranks(device: str) -> int:
-    """The number of ranks of a training that states none: one a GPU, else one. `device`: as `--device` names it."""
+    """The number of ranks of a training that states none: one for each GPU, or one without GPUs or on a CPU.
+
+    `device`: the value of `--device`.
+    """
     import torch
 
     return max(1, torch.cuda.device_count()) if device != "cpu" else 1
@@ -135,7 +142,7 @@ def train_as_rank(part: Part, screen: "Screen", words: "RunWords", checked: "Che
 
 
 def placed(part: Part) -> Part | None:
-    """The part of a rank among the used ranks; None where it is none of them.
+    """The part with this process's number among the used ranks; None where `pipeline.use` leaves it out.
 
     Raises:
         ConfigError: the process that keeps the job's store would end with the ranks that are left out.
@@ -147,7 +154,7 @@ def placed(part: Part) -> Part | None:
 
 
 def _train(part: Part, screen: "Screen", report: "RunReport", check: "RunCheck") -> int:
-    """The number of steps done by the run as a rank of its job."""
+    """Join the job as this process's rank and train; returns the number of steps that the run has done."""
     from diffusionpipe.planner.unequal.cutting import cutting_of
     from diffusionpipe.runtime.job.process_group import joined
     from diffusionpipe.runtime.machine.determinism import be_deterministic
@@ -193,7 +200,10 @@ def _save_grid(pictures: "Sequence[Picture]", captions: Sequence[str], path: Pat
 
 
 def draw_results(recipe: "Recipe") -> None:
-    """The pictures of a finished run: loss curve, timeline, trace, and the last samples under a fixed name."""
+    """Write the pictures of a finished run: loss curve, timeline, trace, and the last samples under a fixed name.
+
+    A picture that is newer than the file that it shows is left as it is.
+    """
     from diffusionpipe.files.output_file import write_atomically
     from diffusionpipe.viz.metrics import loss_curve
     from diffusionpipe.workflows.training.run_timeline import draw_timeline

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from diffusionpipe.units import Bytes
 
 _COUNTED_FOR = "a100-80"
-"""A known GPU for counting. Layers keep the same bytes on all GPUs; only their times differ."""
+"""The known GPU for which bytes are counted. Layers keep the same bytes on all GPUs; only their times differ."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -69,7 +69,10 @@ def lack_of(plan: "Plan", needs: "Sequence[Bytes]", memories: "Sequence[Bytes]")
 
 
 def _profile_of(plan: "Plan", opened: "RecipeModels", device: str, cache: "Path | None") -> "Profile | None":
-    """The first profile of this model and device that says what the plan needs; else a counted one, for GPUs."""
+    """The first profile of this model and device beside the run or the plan file that suffices to check its memory.
+
+    Without one it is a counted profile, kept in the folder `cache`; on a CPU it is None.
+    """
     from diffusionpipe.costs.devices import device_rates
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.profiler import analytic_profile

@@ -61,7 +61,7 @@ def has_data(*, data: "DataSection") -> Iterator[str]:
 
 
 def _folders(data: "DataSection") -> Iterator[tuple[str, Path]]:
-    """The folders of the data, by their keys."""
+    """Yield (key in [data], path) for each folder of training pictures and for the validation data."""
     yield from ((f"sources.{name}.path" if name else "train", path) for name, path in data.folders.items())
     if data.validation is not None:
         yield "validation", data.validation
@@ -101,7 +101,7 @@ def _problems_of_orders(pipeline: "PipelineSection", num_ranks: int) -> Iterator
 def _problems_of_versions(
     pipeline: "PipelineSection", learning_rate: "LearningRateSection", num_stages: int
 ) -> Iterator[str]:
-    """Problems of training without a flush: no window, too short a delay, rates by staleness without effect."""
+    """Yield problems of training without a flush: no window, too short a delay, rates by staleness without effect."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.versions import Versions
     from diffusionpipe.passes import with_versions
@@ -124,7 +124,7 @@ def _problems_of_versions(
 
 
 def _problems_of_parts(pipeline: "PipelineSection", num_models: int) -> Iterator[str]:
-    """Copies that share parts of blocks, of which the schedule has several on one copy's workers."""
+    """Yield a problem if blocks are sharded and the schedule has a block several times in one copy of the pipeline."""
     from diffusionpipe.combinations.features import Feature
     from diffusionpipe.combinations.refused import refusal
     from diffusionpipe.schedules.traits import holds_blocks_once
@@ -135,7 +135,10 @@ def _problems_of_parts(pipeline: "PipelineSection", num_models: int) -> Iterator
 
 
 def _problems_of_plan(path: Path, batch: int, num_ranks: int) -> Iterator[str]:
-    """Rank 0 checks the plan against the model; a file that suits no model is refused before one is read."""
+    """Yield the problem of a plan file, if it has one: it cannot be read, or is for another batch or number of ranks.
+
+    Rank 0 compares the plan with the model later.
+    """
     from diffusionpipe.errors import ConfigError, FileFormatError
     from diffusionpipe.trainer.setup.plan_file import check_plan_file
 
@@ -173,7 +176,7 @@ def _problems_of_sizes(
 
 
 def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The paths that a run cannot write because something else has the name, with the reason.
+    """Yield (path, reason) for each path in the run folder that a run cannot write because something else has its name.
 
     A FIFO would stop it for ever.
     """
@@ -190,9 +193,10 @@ def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def checks_of_run(num_ranks: int, resume: str | None, *, all_train: bool = False) -> "Sequence[Check]":
-    """All checks of a recipe for a run with `num_ranks` ranks; `resume` names the checkpoint that it continues.
+    """All checks of a recipe for a run with `num_ranks` ranks; each yields problems, as the module says.
 
-    `all_train`: the ranks are those that the recipe uses, and no others.
+    `resume`: the value of --resume; None for none. `all_train`: whether the ranks are only those that `pipeline.use`
+    leaves.
     """
 
     def has_sizes_for_the_ranks(

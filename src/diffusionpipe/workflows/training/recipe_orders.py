@@ -1,4 +1,4 @@
-"""The file of orders that a recipe trains by."""
+"""The schedule that a recipe takes from a file of orders."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

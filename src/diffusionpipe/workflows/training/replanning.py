@@ -34,13 +34,17 @@ TIME_LIMIT: Seconds = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A workload without the places of its weights, as a file can hold it."""
+    """The part of a planner's `Workload` that a request has as JSON; the storages of weights are left out."""
 
     batch: int
     states: tuple[State, ...]
+    """All that a trained parameter holds, itself included."""
     once: Bytes
+    """Bytes that the optimizer holds once on each rank that trains anything."""
     checkpointed: tuple[str, ...]
+    """Patterns of the layers that are recomputed."""
     encode_chunk: int
+    """The most samples that go through the frozen layers at a time."""
 
     @property
     def workload(self) -> Workload:
@@ -74,15 +78,18 @@ class Request:
     cluster: str
     """Path of the corrected cluster."""
     plan: str
-    """Path of the plan file that it may write."""
+    """Path of the plan file that the search writes if it finds a better layout."""
     training: Training
     given: Given
+    """The sizes of the layout that the recipe fixes."""
     fill: bool | None
+    """Whether frozen work fills bubbles; None leaves it to the search."""
     sample_batch: int
+    """The rows that go through the denoiser at a time when the run draws; 0 if it draws nothing."""
     step: Seconds
-    """Step of the present layout, by the corrected profile."""
+    """Seconds of a step with the present layout, by the corrected profile."""
     parent: int
-    """The number of the process that asks."""
+    """The process id of the process that asks; the search ends with it."""
 
 
 REQUEST = Format("diffusionpipe-replanning", Request)
@@ -93,6 +100,7 @@ class FoundLayout:
     """The sizes and the predicted step of the better layout whose plan a search has written."""
 
     sizes: str
+    """The name and sizes of the layout in words."""
     step: Seconds
 
 
@@ -100,7 +108,7 @@ class Replanning:
     """A search for a better layout in a process of its own, seen from the process that asked. Mutable: it may end."""
 
     def __init__(self, request: Request, errors: Path) -> None:
-        """Start the search; `errors`: the file for what it writes to its standard error."""
+        """Start the search in a process; `errors`: the file to which its standard error goes."""
         with errors.open("w", encoding="utf-8") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "diffusionpipe.workflows.training.replanning"],
@@ -152,7 +160,10 @@ def main() -> None:
 
 
 def answer(request: Request, profile: Profile, cluster: Cluster) -> dict[str, object] | None:
-    """Search for a better layout; returns its sizes and step, or None, and writes its plan file."""
+    """Search for a layout with a shorter step; returns {"sizes": text, "step_s": seconds}, or None if none is found.
+
+    Its plan is written to the file that the request names, and its prediction beside it.
+    """
     setting = Setting(profile=profile, cluster=cluster, workload=request.training.workload, given=request.given)
     found = suggest(setting, request.step, fill=request.fill, sample_batch=request.sample_batch)
     if found is None:
@@ -164,7 +175,7 @@ def answer(request: Request, profile: Profile, cluster: Cluster) -> dict[str, ob
 
 
 def _yield_to_training() -> None:
-    """Take only time that nobody else wants, and not too much of it."""
+    """Give this process idle priority, and limit its processor time to `CPU_LIMIT` seconds."""
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):

@@ -197,7 +197,7 @@ def suggestion_text(sizes: str, step: Seconds, present: Seconds, command: str) -
 
 
 def setting_of_run(start: "Start") -> "Setting":
-    """The planner's setting by which the run's plan was predicted."""
+    """The planner's setting of the run: its plan's sizes, with the profile and the cluster in the run's folder."""
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.workflows.training.run_facts import cluster_of_run
@@ -227,7 +227,7 @@ def loading_times(start: "Start", setting: "Setting", recorded: "Recorded") -> "
 
 
 def _hindrance(start: "Start", cluster: "Cluster") -> str:
-    """Why no other layout can be planned, "" if one can."""
+    """The reason, for the log, why no other layout can be searched for; "" if one can."""
     if start.plan.mesh.num_ranks < 2:
         return "one_rank"
     # A cluster with one node lacks the slower links between the machines.

@@ -22,27 +22,28 @@ class RunFacts:
     folder: "Path"
     """The run's folder."""
     model_path: str
+    """The model's folder or hub id, as the recipe has it."""
     precision: str
     lora_rank: int | None
     """The rank of trained adapters; None without any."""
     versions: str
-    """The weights that a schedule without a flush reads."""
+    """The kind of weights that a schedule reads: "flushed", or without a flush "stashed", "delayed", ..."""
     num_steps: int
     """The number of the last step."""
     model: "ModelGraph"
     plan: "Plan"
     hosts: tuple[str, ...]
-    """The machine of each rank."""
+    """The name of each rank's machine."""
     devices: tuple[str, ...]
-    """The device of each rank."""
+    """The name of each rank's device."""
     data: str
-    """The place of the training data."""
+    """The paths of the training data, with commas between."""
     samples: int
     """The number of samples in the training data."""
     conditions: int
-    """Samples with a conditioning picture."""
+    """The number of samples with a conditioning picture."""
     held_out: int | None
-    """Samples in the validation data; None without any."""
+    """The number of samples in the validation data; None without any."""
     step: int
     """The number of steps done before this start."""
     checkpoint: "Path | None"
@@ -66,7 +67,7 @@ class PlanShape:
     name: str
     """The name of the schedule; "data parallel" or "one device" without a pipeline."""
     replicas: tuple[int, ...]
-    """Replicas of each stage; () where there is one of each."""
+    """The number of replicas of each stage; () where each stage has one."""
     microbatches: tuple[int, ...]
     """Micro-batches of each model in one copy of the pipeline, over all directions."""
     microbatch_size: str
@@ -144,8 +145,8 @@ def named_microbatches(counts: tuple[int, ...]) -> str:
 def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[HeldLayers, ...]:
     """The stages of a plan in the model's order: layers, trained parameters, and the ranks that hold them.
 
-    The ranks are of all copies. Gradient buckets and blocks that are sharded one by one are parts of a stage, and no
-    stages.
+    The ranks are those in all copies of the pipeline. Gradient buckets, and blocks that are sharded one by one, are
+    parts of a stage and not stages of their own.
     """
     ranks = _ranks_of_blocks(plan)
     trained = {p.name: prod(p.shape) for p in model.parameters if p.is_trainable}
@@ -208,7 +209,7 @@ def _trained_pipelines(schedule: "Schedule") -> "list[Pipeline]":
 
 
 def _blocks_of_parts(plan: "Plan", ranks: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
-    """The blocks of each stage, in the model's order; `ranks`: of each block."""
+    """The block numbers of each stage, in the model's order; `ranks`: block -> the ranks that hold it."""
     if not _has_one_stage_a_rank(plan):
         return [[block] for block in sorted(ranks)]
     # Neighbouring blocks on the same ranks are one stage, in buckets.
@@ -226,7 +227,7 @@ def _ranks_of_blocks(plan: "Plan") -> dict[int, tuple[int, ...]]:
 
 
 def _has_one_stage_a_rank(plan: "Plan") -> bool:
-    """Whether all blocks of a rank are one stage."""
+    """Whether each rank has a single stage, so that all its blocks are buckets of it."""
     from diffusionpipe.schedules import is_published
     from diffusionpipe.schedules.traits import is_chain
 

@@ -68,7 +68,7 @@ def check_ranks(model: ModelGraph, recipe: Recipe, num_ranks: int) -> None:
 
 
 def _layout(recipe: Recipe, num_ranks: int) -> Layout:
-    """The sizes that a recipe states, for these ranks."""
+    """The layout of `num_ranks` ranks with the sizes in a recipe's section [pipeline] or in its file of orders."""
     from diffusionpipe.ir import Sharded
     from diffusionpipe.planner import Layout
     from diffusionpipe.trainer.model.workload import samples_drawn_together
@@ -98,7 +98,7 @@ def _layout(recipe: Recipe, num_ranks: int) -> Layout:
 
 
 def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
-    """The sizes of each of several models."""
+    """The name and number of micro-batches of each model that a recipe trains together; () for a single model."""
     from diffusionpipe.planner.assembly.layout import BackboneLayout
 
     default = recipe.pipeline.sizes.microbatches
@@ -108,7 +108,9 @@ def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
 
 
 def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
-    """The fastest plan of the search; its figures and the reason go to the log, its alternatives into the run's folder.
+    """The fastest plan that the search finds; it logs its figures and the reason, and keeps the alternatives in a file.
+
+    The file of alternatives is in the run's folder.
 
     Raises:
         ConfigError: nothing fits in memory.

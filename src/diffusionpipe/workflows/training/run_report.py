@@ -24,7 +24,7 @@ class RunWords(Protocol):
     """Shows the words of a run to its user."""
 
     def data(self, lines: "Sequence[Line]") -> None:
-        """Show the facts about the data, which have warnings among them."""
+        """Show the facts about the data, some of which are warnings."""
 
     def begin(self, facts: RunFacts, expected: Expectation) -> None:
         """Show the facts about a run that begins, and its expected times and memory."""
@@ -43,10 +43,13 @@ class RunWords(Protocol):
 
 
 class RunReport:
-    """Has rank 0's data, facts and median step shown. Mutable: it keeps the facts of the start."""
+    """Passes the facts about a run, its data and its median step to a `RunWords`, which shows them on rank 0.
+
+    Mutable: it keeps the facts of the start.
+    """
 
     def __init__(self, words: RunWords, rank: int = 0, check: "RunCheck | None" = None) -> None:
-        """`check`: corrects the prediction meanwhile; None: no check."""
+        """`words`: shows the report. `rank`: this process's. `check`: corrects the prediction; None for no check."""
         self._words, self._rank, self._check = words, rank, check
         self._start: Start | None = None
         self._expected: Expectation | None = None
@@ -58,11 +61,11 @@ class RunReport:
         self.recipe = recipe
 
     def data(self, lines: "Sequence[Line]") -> None:
-        """Have the facts about the data shown."""
+        """Show the facts about the data by `words`."""
         self._words.data(lines)
 
     def start(self, start: "Start") -> None:
-        """Have the facts about the run and its expectation shown on rank 0, and keep the latter in the run's folder.
+        """Show the facts and the expectation of the run on rank 0, and write the expectation into the run's folder.
 
         Every rank calls it.
         """
@@ -76,7 +79,7 @@ class RunReport:
         self._words.begin(facts_of(start), self._expected)
 
     def explain(self, error: BaseException) -> None:
-        """Add a note to the error of a lack of memory: the peak that the plan predicts for this rank; else nothing."""
+        """Add to an error of too little memory a note with the predicted peak of this rank; other errors stay as is."""
         if self._start is None or not is_shortage(error):
             return
         expected, mesh = expectation_of(self._start), self._start.plan.mesh
@@ -85,7 +88,7 @@ class RunReport:
         error.add_note(f"The plan predicts a peak of {size:.2f} GiB for this rank{rest}.")
 
     def end(self) -> None:
-        """Have the parts of this process's median step shown beside the prediction; nothing without measured steps."""
+        """Show the parts of this process's median step beside the prediction; nothing without measured steps."""
         from diffusionpipe.trainer.reporting.metrics import read_metrics
 
         if self._start is None or self._expected is None:
@@ -104,7 +107,7 @@ class RunReport:
 def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> dict[str, Seconds]:
     """The median seconds of a step and its parts, by name, over the steps after `after`, without the first.
 
-    {} for none. `rows`: the lines of metrics.jsonl.
+    {} if there are no such steps. `rows`: the lines of metrics.jsonl.
     """
     steps = [row for row in rows if row.get("iteration_s") is not None and (row["step"] or 0) > after]
     # The first step is longer: memory is allocated, and kernels are chosen.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def stated_values(path: Path, overrides: Sequence[str], recipe: "Recipe") -> "dict[str, JsonValue]":
-    """The values that the recipe's file has for the keys that `overrides` set, by dotted keys.
+    """Key ("section.key") -> its value without the override, for each key that `overrides` set or change.
 
     {} for a file that can be read only once, as a FIFO. `recipe` is read from the file and the overrides.
     """

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def place_among(member: "Membership", ranks: Sequence[int], environ: Mapping[str, str]) -> "Membership | None":
-    """The rank and the number of ranks of a started process in the job of `ranks`, which ascend.
+    """The membership of a started process in the job of the ranks that train, with its rank among them.
 
-    None if it is left out. A rank that our launcher has started is in its place already.
+    None if it is left out. `ranks`: the ranks that train, which ascend; `environ`: the process's environment. A process
+    that our launcher has started has its rank already, so `member` is returned.
 
     Raises:
         ConfigError: the process that keeps the job's store would end with the ranks that are left out.

@@ -25,25 +25,25 @@ KOHYA = "lora_unet_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterNaming:
-    """How files of adapters for one pipeline name its layers: prefixes, and diffusers' or the authors' names."""
+    """The names of layers in files of adapters for one pipeline: prefixes, and diffusers' or the authors' names."""
 
     prefix: str = KOHYA
     """The text before the name of a layer of the denoiser; with "." at its end the name keeps its dots."""
     is_original: bool = True
     """Whether the layers have the names that the model's authors gave them; else diffusers'."""
     whole_blocks: tuple[str, ...] = ()
-    """Ends of the layers that each block must have for `prefix`, and beside which there may be no others; see
-    `AdapterNaming.partial`."""
+    """The ends of the names of all layers in a block. `prefix` is used only if each block in the file has exactly these
+    layers; else `partial` is. (): always `prefix`."""
     partial: str = ""
-    """The prefix where blocks are not whole."""
+    """The prefix in files with blocks that are not whole."""
     only: tuple[str, ...] = ()
-    """Starts of the names that readers know; empty: all."""
+    """The starts of the names that readers accept; (): all names."""
     originals: tuple[str, ...] = ()
-    """Starts of diffusers' names that are replaced by the original ones nevertheless."""
+    """The starts of diffusers' names that are replaced by original names although `is_original` is False."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Prefixes of the text encoders, by component."""
+    """Component of a text encoder -> its prefix."""
     has_one_alpha: bool = False
-    """Whether all layers of a component need the same alpha: diffusers' reader overlooks others of attention."""
+    """Whether all layers of a component need one alpha: diffusers' reader ignores other alphas of attention."""
 
 
 _WAN = (
@@ -90,15 +90,19 @@ FORMS: Mapping[str, AdapterNaming] = {
 
 
 def text_layer(prefix: str, module: str, kind: str) -> str:
-    """The name of a text encoder's layer in such files, e.g. "lora_te1_text_model_encoder_layers_0_self_attn_q_proj".
+    """The name of a text encoder's layer in a file, e.g. "lora_te1_text_model_encoder_layers_0_self_attn_q_proj".
 
-    `module`: its name in the encoder. `kind`: the encoder's class, e.g. "CLIPTextModel".
+    `prefix`: the start of the encoder's names in the file. `module`: the layer's name in the encoder. `kind`: the
+    encoder's class, e.g. "CLIPTextModel".
     """
     return prefix + with_text_model(module, kind).replace(".", "_")
 
 
 def with_text_model(module: str, kind: str) -> str:
-    """The layer's name in other programs: of a CLIP with "text_model.", which transformers 5.6 left out."""
+    """The name of a text encoder's layer in other programs.
+
+    A CLIP's begins with "text_model." there, which transformers 5.6 left out.
+    """
     if kind.startswith("CLIP") and not module.startswith(("text_model.", "text_projection")):
         return f"text_model.{module}"
     return module

@@ -37,7 +37,7 @@ from diffusionpipe.models.parameters.adapter_names.originals import (
 )
 
 Adapters = Mapping[str, Mapping[str, Adapter]]
-"""By component, e.g. "unet", and by the layer's name in it, e.g. "mid_block.attentions.0.proj_in"."""
+"""Component, e.g. "unet" -> the layer's name in it, e.g. "mid_block.attentions.0.proj_in" -> its adapter."""
 
 DENOISERS = ("unet", "transformer")
 _PAIRS = (
@@ -63,11 +63,13 @@ _OTHER_KINDS = {
 }
 """Kinds of adapters in files of other programs beside pairs of matrices, by the end of a tensor's name."""
 _SAID = 3
-"""Names that an error lists."""
+"""The most names that an error lists."""
 
 
 def check_readable(pipeline: str, modules: Mapping[str, nn.Module], targets: Mapping[str, Collection[str]]) -> None:
-    """Check that the format "comfy" has a name for all layers with adapters; `targets`: these layers, by component.
+    """Check that the format "comfy" has a name for each layer with an adapter.
+
+    `modules`: component -> module. `targets`: component -> names of its layers with adapters.
 
     Raises ModelError if a layer has none, or ComfyUI reads no adapters of the pipeline.
     """
@@ -87,13 +89,13 @@ def check_readable(pipeline: str, modules: Mapping[str, nn.Module], targets: Map
 
 
 Weights = Callable[[str, Collection[str]], Mapping[str, Tensor]]
-"""(component, names of layers) -> their weights, as the model has them without adapters."""
+"""`weights(component, names of layers)` -> name -> weight of the model without adapters."""
 
 
 def to_foreign(
     adapters: Adapters, modules: Mapping[str, nn.Module], *, pipeline: str, weights: Weights | None = None
 ) -> dict[str, Tensor]:
-    """The tensors, by name, of a file of adapters that ComfyUI reads, and diffusers where it can.
+    """Name -> tensor of a file of adapters that ComfyUI reads, and diffusers where it can.
 
     q, k and v that are one layer there are joined block by block: three times the rank and the alpha. CLIP gets an
     adapter of zeros on out_proj where q, k or v have one, because diffusers finds the kind of a file by it. Adapters of
@@ -130,7 +132,7 @@ def to_foreign(
 def _differences(
     adapters: Adapters, modules: Mapping[str, nn.Module], form: AdapterNaming, weights: Weights
 ) -> dict[str, Tensor]:
-    """One tensor for each foreign layer: the difference of its weight, in float32."""
+    """Name -> tensor of a file of whole differences: for each foreign layer the change of its weight, in float32."""
     written: dict[str, Tensor] = {}
     for component, own in adapters.items():
         old = weights(component, own)
@@ -158,8 +160,8 @@ def from_foreign(
 
     Of the `modules`, components of that pipeline, each layer is found under diffusers' and its authors' name, with dots
     or underscores, with each usual prefix. A layer that joins several is separated. `scale(component, layer, rank)`
-    gives the scale of an adapter without an alpha beside it, from the file's header or adapter_config.json. `ranks` are
-    expected of the layers, by component; only a layer that joins several needs them, where a part of it adds nothing.
+    gives the scale of an adapter without an alpha beside it, from the file's header or adapter_config.json. `ranks`:
+    component -> layer -> expected rank; only a layer that joins several needs them, where a part of it adds nothing.
 
     Raises:
         ModelError: names that are none of these layers', matrices without their partner or of other sizes, or other
@@ -199,7 +201,7 @@ def from_foreign(
 
 
 def _layers(component: str, module: nn.Module, form: AdapterNaming) -> Iterator[tuple[str, OriginalLayer]]:
-    """Prefix and foreign layer of all that can have an adapter in the file of that form."""
+    """(prefix, foreign layer) of each layer of a component that can have an adapter in a file of this form."""
     if component not in DENOISERS:
         if component in form.texts:
             kind, prefix = type(module).__name__, form.texts[component]
@@ -222,7 +224,7 @@ def _denoiser_layers(module: nn.Module, form: AdapterNaming) -> tuple[OriginalLa
 
 
 def _has_whole_blocks(form: AdapterNaming, layers: list[OriginalLayer]) -> bool:
-    """Whether the layers are all layers of blocks 0, 1, 2 ..., and no others."""
+    """Whether the layers are exactly the layers `form.whole_blocks` of blocks 0, 1, 2 ..., without a gap."""
     names = {layer.name for layer in layers}
     number = len(names) // len(form.whole_blocks)
     # With as many names as whole blocks 0, 1, ... have, equality says that none is missing and none is beside them.
@@ -256,7 +258,10 @@ def _tensors(prefix: str, name: str, adapter: Adapter) -> dict[str, Tensor]:
 def _sorted_by_layer(
     tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float], dict[str, Tensor], list[str]]:
-    """Matrices, alphas and magnitudes by the name of their layer in the file, and the names that are none of these."""
+    """(matrices, alphas, magnitudes, other names) of a file; the first three are by the layer's name in the file.
+
+    The matrices of a layer are under "down" and "up". The other names belong to other kinds of tensors.
+    """
     found: dict[str, dict[str, Tensor]] = {}
     alphas, magnitudes, others = {}, {}, []
     for name, tensor in tensors.items():
@@ -278,7 +283,7 @@ def _sorted_by_layer(
 
 
 def _plain(name: str) -> str:
-    """The name of a layer without what diffusers' oldest files put into it."""
+    """The name of a layer today, for a name from diffusers' oldest files too, which have ".processor." in it."""
     if ".processor." not in name:
         return name
     # There the last projection is "to_out", which is a list with the layer at 0 now.
@@ -287,7 +292,7 @@ def _plain(name: str) -> str:
 
 
 def _known_names(modules: Mapping[str, nn.Module], form: AdapterNaming | None) -> dict[str, tuple[str, OriginalLayer]]:
-    """Component and layer of each name that a file may give a layer; without a form diffusers' names alone."""
+    """Each name that a file may give a layer -> (component, layer); without a form diffusers' names alone."""
     known: dict[str, tuple[str, OriginalLayer]] = {}
     for component, module in modules.items():
         if component in DENOISERS:
@@ -320,7 +325,10 @@ def _aliases(prefix: str, name: str) -> Iterator[str]:
 
 
 def _text_prefixes(component: str, kind: str, form: AdapterNaming | None) -> set[str]:
-    """The first CLIP has either of two prefixes, and so has the T5 beside it."""
+    """The prefixes that files may have for the layers of a text encoder; set() without a form or prefix for it.
+
+    The first CLIP has either of two prefixes, and so does a T5. `kind`: the encoder's class.
+    """
     if form is None or component not in form.texts:
         return set()
     own = {form.texts[component]}
@@ -332,7 +340,10 @@ def _text_prefixes(component: str, kind: str, form: AdapterNaming | None) -> set
 def _misfit(
     name: str, pair: Mapping[str, Tensor], place: tuple[str, OriginalLayer], modules: Mapping[str, nn.Module]
 ) -> str | None:
-    """The sizes of an adapter and of its layer as text, where they differ."""
+    """The sizes of an adapter and of its layer as a text, if they differ; else None.
+
+    `name`: in the file. `pair`: its matrices "down" and "up". `place`: component and layer. `modules`: the components.
+    """
     component, layer = place
     module: Any = modules[component].get_submodule(layer.parts[0].module)
     here = (sum(part.rows for part in layer.parts), *module.weight.shape[1:])

@@ -17,13 +17,13 @@ class Adapter:
     """One layer's adapter, which adds scale * up * down to its weight."""
 
     down: Tensor
-    """(rank, inputs), of a convolution (rank, inputs, height, width)."""
+    """The first matrix, (rank, inputs), of a convolution (rank, inputs, height, width)."""
     up: Tensor
-    """(outputs, rank), of a convolution (outputs, rank, 1, 1)."""
+    """The second matrix, (outputs, rank), of a convolution (outputs, rank, 1, 1)."""
     scale: float = 1.0
-    """alpha / rank, or alpha / sqrt(rank) of a rank-stabilised one."""
+    """The factor of the product: alpha / rank, or alpha / sqrt(rank) of a rank-stabilised adapter."""
     magnitude: Tensor | None = None
-    """The magnitude of each output in DoRA, (outputs); None for a plain adapter."""
+    """The norm that DoRA gives each row of the sum, (outputs,); None for a plain adapter."""
 
     @property
     def rank(self) -> int:
@@ -39,10 +39,10 @@ def scaled(adapter: Adapter) -> Adapter:
 
 
 def difference(adapter: Adapter, weight: Tensor) -> Tensor:
-    """The change of a weight by its adapter, in float64, of the weight's shape.
+    """The new weight less the old one, `weight`, for this adapter, in float64, of the weight's shape.
 
-    With a magnitude (DoRA) the rows of weight and adapter together get these norms: peft's rule, which takes the norms
-    of the sum, not of the old weight alone.
+    With a magnitude (DoRA) the rows of the sum of weight and adapter are scaled to these norms. This is peft's rule,
+    which divides by the norms of the sum, not of the old weight alone.
     """
     old, up, down = weight.double(), adapter.up.double().flatten(1), adapter.down.double().flatten(1)
     new = old + (adapter.scale * (up @ down)).reshape(old.shape)  # (outputs, inputs) or (outputs, inputs, h, w)
@@ -53,9 +53,9 @@ def difference(adapter: Adapter, weight: Tensor) -> Tensor:
 
 
 def joined_differences(parts: Sequence[OriginalRows], found: Mapping[str, Tensor]) -> Tensor:
-    """The change of an original layer's weight that joins `parts`; rows of a part without a change are zero.
+    """The change of the weight of an original layer that joins `parts`; rows of a part without a change are zero.
 
-    `found`: the changes of the parts, by module; at least one.
+    `found`: module of a part -> the change of its weight; at least one.
     """
     sample = next(iter(found.values()))
     rows = [
@@ -66,7 +66,7 @@ def joined_differences(parts: Sequence[OriginalRows], found: Mapping[str, Tensor
 
 
 def with_one_alpha(adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
-    """Equal adapters that all have the alpha (scale * rank) which most of them have."""
+    """Name -> equal adapter, all with one alpha (scale * rank): the most common alpha of the given ones."""
     alphas = Counter(adapter.scale * adapter.rank for adapter in adapters.values())
     # Of alphas that are as common as each other the largest, so that the order of layers decides nothing.
     alpha = max(alphas, key=lambda one: (alphas[one], one), default=1.0)
@@ -79,7 +79,9 @@ def with_one_alpha(adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
 
 
 def joined(parts: Sequence[OriginalRows], adapters: Mapping[str, Adapter]) -> Adapter:
-    """One adapter for the layer that joins `parts`; a part without an adapter has zero rows.
+    """The adapter of an original layer that joins `parts`; a part without an adapter has zero rows.
+
+    `adapters`: module of a part -> its adapter; at least one.
 
     The first matrices are stacked, the second ones are blocks on a diagonal: the rank is the sum of the ranks. One
     scale belongs to all; where the parts have several, these are multiplied in first.
@@ -107,11 +109,11 @@ def joined(parts: Sequence[OriginalRows], adapters: Mapping[str, Adapter]) -> Ad
 def separated(
     parts: Sequence[OriginalRows], adapter: Adapter, ranks: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Adapter]:
-    """The adapters of `parts` from one of the layer that joins them, by module: the inverse of `joined`.
+    """Module of a part -> its adapter, from the adapter of the layer that joins `parts`: the inverse of `joined`.
 
-    `ranks` are expected of the parts: where blocks of these ranks fit, the adapter is taken apart so. Else a part whose
-    rows are all zero has none, and where the second matrix has no blocks on its diagonal, every part keeps the whole
-    rank. `adapter.up` has the rows of all parts.
+    `ranks`: module -> expected rank; if blocks of these ranks fit, the adapter is divided into them. Else a part whose
+    rows are all zero gets no adapter, and if the second matrix has no blocks on its diagonal, every part keeps the
+    whole rank. `adapter.up` has the rows of all parts.
     """
     sizes = [part.rows for part in parts]
     ups = [_ordered(part, rows) for part, rows in zip(parts, adapter.up.split(sizes), strict=True)]
@@ -135,7 +137,10 @@ def separated(
 
 
 def _expected(ups: Sequence[Tensor], ranks: Sequence[int], rank: int) -> list[slice]:
-    """Each part's own columns where the parts have these ranks; [] where they cannot."""
+    """The columns of each part's own block, if the parts have these ranks; [] if they cannot have them.
+
+    `ups`: each part's rows of the second matrix. `rank`: the number of columns of all blocks.
+    """
     ends = list(accumulate(ranks))
     own = [slice(end - size, end) for end, size in zip(ends, ranks, strict=True)]
     is_theirs = bool(ends) and ends[-1] == rank
@@ -143,7 +148,9 @@ def _expected(ups: Sequence[Tensor], ranks: Sequence[int], rank: int) -> list[sl
 
 
 def _blocks(ups: Sequence[Tensor], rank: int) -> list[slice]:
-    """Each part's own columns; all columns for each where the parts have columns in common.
+    """The columns of each part's own block; all columns for each if the parts have columns in common.
+
+    `ups`: each part's rows of the second matrix. `rank`: the number of columns of all blocks.
 
     Equal blocks go first. Blocks of other ranks follow each other in the order of the parts, and each begins with its
     first column that is not zero.
@@ -163,5 +170,5 @@ def _is_used_beside(up: Tensor, columns: slice) -> bool:
 
 
 def _ordered(part: OriginalRows, rows: Tensor) -> Tensor:
-    """The rows as the other side has them."""
+    """The rows of a part in the order of the other names: with halves exchanged if `part.is_swapped`."""
     return torch.cat(rows.chunk(2)[::-1]) if part.is_swapped else rows

@@ -19,14 +19,14 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True, slots=True)
 class OriginalRows:
-    """A layer of diffusers whose outputs are rows of one of the authors' layers."""
+    """A layer of diffusers, whose outputs are some rows of one of the authors' layers."""
 
     module: str
-    """diffusers' name of it, e.g. "transformer_blocks.0.attn.to_q"."""
+    """The name of the layer in diffusers, e.g. "transformer_blocks.0.attn.to_q"."""
     rows: int
     """The number of outputs of the layer in diffusers, which are rows of the original one."""
     is_swapped: bool = False
-    """Whether its halves are in the other order, as scale and shift of some last norms are."""
+    """Whether its two halves are exchanged in the original layer, as scale and shift of some last norms are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +36,21 @@ class OriginalLayer:
     name: str
     """The name of the original layer without ".weight", e.g. "double_blocks.0.img_attn.qkv"."""
     parts: tuple[OriginalRows, ...]
+    """The layers of diffusers that it joins, in the order of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Converter:
     name: str
-    """A function of diffusers.loaders.single_file_utils."""
+    """The name of the function, in diffusers.loaders.single_file_utils."""
     rows: int = 12
-    """Rows of the numbered tensors; the sum of the function's own widths, where it has some."""
+    """The number of rows of each numbered tensor: the sum of the function's own widths, if it has some."""
     prefix: str = ""
-    """Prefix without which the function overlooks a name."""
+    """The prefix without which the function ignores a name."""
     renames: tuple[tuple[str, str], ...] = ()
-    """Patterns in diffusers' names and the texts that replace them in the original ones, one after the other."""
+    """(pattern in diffusers' names, text that replaces it in the original ones), applied one after the other."""
     counted: tuple[tuple[str, str], ...] = ()
-    """Names by which the function counts blocks, and the names of these blocks in diffusers."""
+    """(form of the names by which the function counts blocks, name of these blocks in diffusers)."""
 
 
 _FLUX_ROWS = 3 * 3072 + 12288
@@ -218,12 +219,11 @@ _CONVERTERS: Mapping[str, _Converter] = {
         ),
     ),
 }
-"""The converter of each component class with names of its own. Other denoisers have their authors' names in diffusers
-too."""
+"""Class of a component -> its converter. Other denoisers have their authors' names in diffusers too."""
 
 
 class _Numbered(dict[str, Tensor]):
-    """Tensors with numbered rows; one that is missing is made when it is asked for."""
+    """Original name -> tensor whose rows are numbered through all tensors; a missing one is made when it is read."""
 
     def __init__(self, names: Collection[str], rows: int) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def layer_sizes(module: nn.Module) -> dict[str, int]:
 
 
 def original_layers(denoiser: nn.Module) -> tuple[OriginalLayer, ...]:
-    """The denoiser's linear layers and convolutions as its authors name and join them.
+    """The denoiser's linear layers and convolutions under the names of its authors, joined as they join them.
 
     Layers that diffusers' converter does not make, such as those that only diffusers has, are left out.
     """
@@ -283,7 +283,10 @@ def original_layers(denoiser: nn.Module) -> tuple[OriginalLayer, ...]:
 def _converted(
     converter: _Converter, sizes: Mapping[str, int], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, int, bool]]:
-    """Name, original's name, first row there and whether halves swap, of each layer that the converter makes."""
+    """(name, original layer's name, first row there, whether halves swap) of each layer that the converter makes.
+
+    `sizes`: names of diffusers' layers -> their numbers of outputs. `config`: the component's configuration.
+    """
     for name, original, rows in _tensors(converter, sizes, config):
         module = name.removesuffix(_WEIGHT)
         if name.endswith(_WEIGHT) and module in sizes:
@@ -294,8 +297,8 @@ def _converted(
 def original_tensors(kind: str, modules: Collection[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
     """Each tensor of the authors' file -> the names of diffusers' tensors that it joins, from first to last row.
 
-    `modules` are all modules of a component of class `kind` that hold tensors. The names of tensors that the component
-    does not have may be among them.
+    `modules` are the names of all modules of a component of class `kind` that hold tensors. The result may also name
+    tensors that the component does not have.
     """
     found: dict[str, list[tuple[int, str]]] = {}
     for name, original, rows in _tensors(_CONVERTERS[kind], modules, config):
@@ -306,7 +309,7 @@ def original_tensors(kind: str, modules: Collection[str], config: Mapping[str, A
 def _tensors(
     converter: _Converter, modules: Collection[str], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Name, original's name and numbers of its rows there, of each tensor that the converter makes."""
+    """(name, original tensor's name, numbers of its rows there) of each tensor that the converter makes."""
     import diffusers.loaders.single_file_utils as converters
 
     numbered = _Numbered(_proposed(converter, modules, config), converter.rows)
@@ -318,7 +321,7 @@ def _tensors(
 
 
 def _proposed(converter: _Converter, sizes: Collection[str], config: Mapping[str, Any]) -> list[str]:
-    """Names of tensors that the converter is given, each once."""
+    """The original names of tensors that the converter is given, each once, proposed from diffusers' names `sizes`."""
     names = []
     for pattern, blocks in converter.counted:
         # The converter counts blocks from 0 to the highest that it finds.
@@ -341,7 +344,10 @@ def _is_block(name: str, blocks: str) -> bool:
 
 
 def _block_of_unet(name: str, level_layers: int, names: Collection[str]) -> str:
-    """A U-Net's name with the numbered block of its authors; they count blocks through all levels."""
+    """The name of a U-Net's module with its authors' number of the block; they count blocks through all levels.
+
+    `level_layers`: the number of residual blocks of a level. `names`: of all modules.
+    """
     found = re.match(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.(.*)", name)
     if found is None:
         return name

@@ -25,11 +25,12 @@ _NOT_NEEDED = ("position_ids",)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a component in the file."""
+    """The names of a component's tensors in the file: their prefix, and whose names follow it."""
 
     prefix: str
+    """The start of the names."""
     is_open_clip: bool = False
-    """Whether it has OpenCLIP's names; else its names are today's, or its authors'."""
+    """Whether OpenCLIP's names follow; else the names of transformers or of the authors."""
 
 
 _PLACES: Mapping[str, Mapping[str, _Place]] = {
@@ -54,7 +55,7 @@ _PLACES: Mapping[str, Mapping[str, _Place]] = {
     "FluxPipeline": {"transformer": _Place("")},
 }
 PIPELINES = tuple(_PLACES)
-"""Classes of pipelines that have such files."""
+"""The classes of pipelines that have single files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +63,11 @@ class Component:
     """A component of a diffusers folder: its class, its configuration, and the shapes of its tensors."""
 
     kind: str
+    """The name of its class."""
     config: Mapping[str, Any]
+    """Its configuration."""
     shapes: Shapes
-    """The shapes of its tensors, by the names of diffusers."""
+    """Name in diffusers -> shape of its tensor."""
 
 
 def parts_of(pipeline: str) -> tuple[str, ...]:
@@ -73,9 +76,9 @@ def parts_of(pipeline: str) -> tuple[str, ...]:
 
 
 def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str, Shape], dict[str, RowOrigin]]:
-    """(shapes of a component's tensors in a single file by name, origin there of each tensor of diffusers).
+    """(name in the single file -> shape, name in diffusers -> origin in the file), for a component's tensors.
 
-    `pipeline`: the pipeline's class. `name`: of the component.
+    `pipeline`: the pipeline's class. `name`: the component's name.
 
     Raises:
         ModelError: diffusers' converter does not make the component again from such a file.
@@ -110,9 +113,10 @@ def layout_of(pipeline: str, name: str, component: Component) -> tuple[dict[str,
 def check_whole(
     components: Mapping[str, Component], shapes: Shapes, known: Mapping[str, Mapping[str, RowOrigin]]
 ) -> None:
-    """Check that readers of a whole file with these shapes find each component at its own place.
+    """Check that a reader of a whole file finds each component under its own names, and no other one in its place.
 
-    `known`: the origins of each component's tensors, as `layout_of` returns them.
+    `components`: name -> component. `shapes`: of all tensors of the file. `known`: name of a component -> the origins
+    of its tensors, as `layout_of` returns them.
 
     Raises:
         ModelError: another component would be read in its place.
@@ -123,7 +127,7 @@ def check_whole(
 
 
 def plain_names(tensors: Mapping[str, T]) -> dict[str, T]:
-    """The same values by names without "text_model." in front, which only some versions of transformers have."""
+    """The values by names without "text_model." at the start, which only some versions of transformers have."""
     return {key.removeprefix("text_model."): tensor for key, tensor in tensors.items()}
 
 
@@ -134,7 +138,10 @@ def _refused(name: str, why: str) -> ModelError:
 
 
 def _denoiser_or_vae(component: Component, shapes: Shapes) -> dict[str, Shape]:
-    """Fused rows are one tensor; a VAE's attention has convolutions of 1 x 1."""
+    """Name in the authors' file -> shape, of a denoiser's or VAE's tensors.
+
+    Fused rows are one tensor there, and a VAE's attention has convolutions of 1 x 1.
+    """
     modules = dict.fromkeys(key.rpartition(".")[0] for key in shapes)
     found = {}
     for original, parts in original_tensors(component.kind, modules, component.config).items():
@@ -154,7 +161,10 @@ def _clip(shapes: Shapes, *, has_projection: bool) -> dict[str, Shape]:
 
 
 def _open_clip(shapes: Shapes) -> dict[str, Shape]:
-    """Names by the inverse of diffusers' table; q, k and v are one tensor, and the projection is transposed."""
+    """OpenCLIP's name -> shape, of a text encoder's tensors, by the inverse of diffusers' table of names.
+
+    q, k and v are one tensor there, and the projection is transposed.
+    """
     from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
 
     table = DIFFUSERS_TO_LDM_MAPPING["openclip"]

@@ -32,17 +32,18 @@ class RowOrigin:
     """The rows of a tensor in the authors' file that make one tensor of diffusers."""
 
     name: str
-    """The file's tensor; "" for an identity, which no file has."""
+    """The name of the file's tensor; "" for an identity matrix, which no file has."""
     ranges: tuple[tuple[int, int], ...]
-    """First row and the row after the last one."""
+    """(first row, row after the last one) of each range, in the order in which they are joined."""
     shape: Shape
     """The shape of the tensor in diffusers."""
     is_transposed: bool = False
+    """Whether the rows are transposed after they are joined."""
 
     def read(self, rows: Callable[[int, int], Tensor]) -> Tensor:
         """The tensor of diffusers, contiguous, from the file's rows.
 
-        `rows(first, end)` returns rows of the file's tensor, or the tensor itself if it has no dimensions.
+        `rows(first, end)`: rows of the file's tensor, or the tensor itself if it has no dimensions.
         """
         # The projection that a file lacks is an identity in diffusers.
         if not self.name:
@@ -101,7 +102,7 @@ def origins_of(kind: str, config: Mapping[str, Any], shapes: Shapes) -> dict[str
 
 
 def _ranges(rows: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Rows in a sequence as ranges.
+    """(first, last + 1) of each range of consecutive numbers in `rows`, in order.
 
     >>> _ranges([4, 5, 6, 0, 1])
     ((4, 7), (0, 2))
@@ -112,7 +113,7 @@ def _ranges(rows: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _converter(kind: str, config: Mapping[str, Any], shapes: Shapes) -> Convert | None:
-    """Diffusers' converter of a component; None if the file has nothing of it."""
+    """Diffusers' converter for a component of this class; None if a file of these shapes has nothing of it."""
     from diffusers.loaders import single_file_utils as converters
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
@@ -127,7 +128,10 @@ def _converter(kind: str, config: Mapping[str, Any], shapes: Shapes) -> Convert 
 
 
 def _clip_converter(config: Mapping[str, Any], shapes: Shapes) -> Convert | None:
-    """The converter of the encoder of this width, in the order in which diffusers looks for it."""
+    """The converter for a CLIP of this configuration's width; None if a file of these shapes has none.
+
+    It looks for the encoders in the order in which diffusers does.
+    """
     from diffusers.loaders import single_file_utils as converters
 
     width = config["hidden_size"]

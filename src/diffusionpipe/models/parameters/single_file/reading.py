@@ -19,7 +19,7 @@ from diffusionpipe.files.input_file import read_json
 from diffusionpipe.models.parameters.single_file.origins import RowOrigin, Shape, Shapes, origins_of
 
 POINTER = "single_file.json"
-"""The name of the file that replaces weights."""
+"""The name of the file in a component's folder that replaces its weights."""
 
 
 def pointer_text(file: Path, kind: str) -> str:
@@ -33,10 +33,10 @@ def file_behind(pointer: Path) -> Path:
 
 
 def shapes_in(file: Path) -> dict[str, Shape]:
-    """Name -> shape of the tensors of a safetensors file, from its header.
+    """Name -> shape of each tensor in a safetensors file, from its header.
 
     Raises:
-        ModelError: it is damaged, or no such file.
+        ModelError: the file is damaged, or is not a safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -50,10 +50,10 @@ def shapes_in(file: Path) -> dict[str, Shape]:
 def found_in(file: Path, shapes: Shapes, kind: str, config: Mapping[str, Any]) -> dict[str, RowOrigin] | None:
     """Name of each tensor of a component in diffusers -> its origin in the file; None if the file has nothing of it.
 
-    `shapes`: of the file's tensors. `kind`: the component's class.
+    `shapes`: name -> shape of the file's tensors. `kind`, `config`: the component's class and configuration.
 
     Raises:
-        ModelError: the file has only a part of it, or belongs to another model.
+        ModelError: the file has only a part of the component, or belongs to another model.
     """
     try:
         return origins_of(kind, config, shapes) or None
@@ -93,16 +93,16 @@ class ComponentTensors:
         return list(self._origins)
 
     def shape(self, key: str) -> Shape:
-        """The shape of a tensor in diffusers."""
+        """The shape in diffusers of the tensor with this name in diffusers."""
         return self._origins[key].shape
 
     def get(self, key: str) -> Tensor:
-        """A copy of a tensor in diffusers' shape; only its own rows of the file are read."""
+        """A copy of a tensor, by its name in diffusers and in its shape there; only its rows of the file are read."""
         origin = self._origins[key]
         return origin.read(self._rows(origin.name))
 
     def metadata(self) -> dict[str, str]:
-        """The file's own texts by key; {} if it has none."""
+        """Key -> text in the file's header; {} if it has none."""
         return self._content.metadata() or {}
 
     def _rows(self, name: str) -> Callable[[int, int], Tensor]:

@@ -1,1 +1,1 @@
-"""Samples to batches of raw inputs, made ahead by worker processes."""
+"""Makes batches of raw inputs from samples, ahead of training, in worker processes."""

@@ -1,4 +1,4 @@
-"""Samples to the raw inputs of the model: pictures, tokens or labels, noise and times, all keyed."""
+"""Makes the raw inputs of the model from samples: pictures, tokens or labels, noise and times, all keyed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,15 +85,15 @@ INPUTS = (
     SAMPLE_WEIGHT,
     *_DRAWN,
 )
-"""Raw inputs that a model may read."""
+"""The kinds of raw inputs that a model may read."""
 
 _CLIP = 4
-"""Dimensions of a clip: (3, F, H, W)."""
+"""The number of dimensions of a clip: (3, F, H, W)."""
 _ATTEMPTS = 100  # a few damaged pictures could replace each other for ever
 
 
 def kind_of(name: str) -> str:
-    """The kind of a raw input, its name without its model's: "noise" for "base/noise"."""
+    """The kind of a raw input: its name without the name of its model, e.g. "noise" for "base/noise"."""
     return name.rpartition("/")[2]
 
 
@@ -102,58 +102,61 @@ class Augmentation:
     """The random changes of training samples: crop, mirror, start in a clip, dropped conditions, noise."""
 
     random_crop: bool = False
+    """Whether a picture is cut at a random place; else at the centre."""
     flip: bool = False
+    """Whether half of the samples are mirrored."""
     random_start: bool = False
-    """Whether the frames of a clip begin at any of its frames; else at the first."""
+    """Whether the frames of a clip begin at a random one of its frames; else at the first."""
     condition_dropout: float = 0.0
-    """Share of samples with an empty caption or the null label."""
+    """The share of samples with an empty caption or the null label."""
     self_conditioning: Fraction = Fraction(1)
-    """Share of samples for which a denoiser reads its own estimate, if it reads any."""
+    """The share of samples for which a denoiser reads its own estimate, if it reads any."""
     time_pairs: bool = False
     """Whether two neighbours of the batch share one number for their times, as `speed.pair_members` says."""
     offset_noise: float = 0.0
-    """Deviation of what is added to the noise of each channel of a sample."""
+    """The standard deviation of the number that is added to the noise of a whole channel of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSource:
-    """A dataset and everything by which its samples become the raw inputs of a model.
+    """A dataset with all settings by which its samples become the raw inputs of a model.
 
-    Tokenizers, rules, masks, cache.
+    Among them are tokenizers, rules of captions, masks and a cache.
     """
 
     dataset: Dataset
     inputs: tuple[TensorSpec, ...]
     """The tensors that the model reads: its graph's raw inputs."""
     seed: int
+    """The seed of all random numbers of the batches."""
     tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
-    """The tokenizers of raw inputs that are one of `TOKENS`, by the input's name."""
+    """The tokenizer of each raw input whose kind is one of `TOKENS`, by the input's name."""
     null_label: int | None = None
-    """The label of dropped labels, above all others; needed for "labels"."""
+    """The label that means "no class", above all others, for dropped labels; needed if the model reads "labels"."""
     augmentation: Augmentation = Augmentation()
     size_weight: float = 1.0
-    """Factor of the loss of samples of this size."""
+    """A factor of the loss of samples of this size."""
     skipping: Skipping | None = None
-    """Replace pictures that cannot be decoded; None: they are errors."""
+    """How pictures that cannot be decoded are replaced; None: they are errors."""
     frame_rate: float | None = None
-    """Frames of a second that are taken of clips; None: each frame of the file."""
+    """The number of frames per second that are taken of clips; None: each frame of the file."""
     treatments: tuple[Treatment, ...] = (PLAIN,)
-    """How samples are used, by `Sample.source`."""
+    """The rules for captions, weights and masks of each source of samples, by `Sample.source`."""
     guidance: float = 1.0
-    """The guidance that a distilled model reads; 1: it predicts the data themselves, without guidance."""
+    """The guidance that a distilled model reads; with 1 it predicts the data themselves, without guidance."""
 
     masks: MaskSource | None = None
-    """How the masks of a model that fills holes come about; None for others."""
+    """The kind and the files of masks for an inpainting model; None for other models."""
     cached: CachedPart | None = None
-    """The tensors of frozen layers that come from a cache; None without one."""
+    """The tensors of frozen layers that a cache holds; None without a cache."""
     whole: Size | None = None
-    """Width and height of whole pictures, of which patches are cut; None: pictures are trained on whole."""
+    """The width and height of the whole pictures from which patches are cut; None: pictures are trained on whole."""
 
     def __post_init__(self) -> None:
-        """Checks that every input can be made.
+        """Checks that each raw input can be made from the dataset.
 
         Raises:
-            DataError: it cannot; every reason is listed.
+            DataError: one cannot be made; every reason is listed.
         """
         problems = [
             f"the model reads {spec.name!r}, which no data set provides; known inputs are {', '.join(INPUTS)}"
@@ -182,13 +185,14 @@ class BatchSource:
 
 
 class View(NamedTuple):
-    """The part of a picture or clip that is seen: place of the cut, mirror, first frame."""
+    """The part of a picture or clip that a sample shows: place of the cut, mirror, first frame."""
 
     crop: tuple[float, float]
-    """The place of the cut, as in `images.load_levels`."""
+    """The place of the cut, as two fractions in [0, 1); see `images.load_levels`."""
     flip: bool
+    """Whether the picture is mirrored."""
     start: float
-    """The place in a clip at which its frames begin, as in `clips.load_clip`."""
+    """The place in a clip at which its frames begin, as a fraction in [0, 1); see `clips.load_clip`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,34 +200,36 @@ class Rows:
     """Some rows of one global batch: their samples, the keys of their random numbers, and their times."""
 
     samples: tuple[int, ...]
-    """Index into the dataset of each row."""
+    """The index into the dataset of each row's sample."""
     positions: tuple[int, ...]
-    """The key of each row's draws: its position in the global batch."""
+    """The position of each row in the global batch, by which its random numbers are keyed."""
     passes: tuple[int, ...] | None = None
-    """How often each row's sample was seen before, the key of its caption; None: captions as they are."""
+    """How often each row's sample was seen before, by which its caption is drawn; None: captions are not drawn."""
     step: int
+    """The step to which the batch belongs; random numbers are keyed by it."""
     purpose: str = ""
-    """Put before the purpose of every draw."""
+    """A text before the name of every random number, e.g. "validation."."""
     times: tuple[float, ...] | None = None
-    """The time of each row; None draws them."""
+    """The time of each row's noise; None: times are drawn."""
 
 
 class Turn(NamedTuple):
-    """A sample at a place of the endless order of the data: its index, and how often it was seen before."""
+    """A sample at a position in the endless order of the data."""
 
     sample: int
+    """The index of the sample in the dataset."""
     number: int
-    """How often the sample was seen before."""
+    """The number of times that the sample was seen before."""
 
 
 def turns_of(
     num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int], growth: Growth = ()
 ) -> tuple[Turn, ...]:
-    """The samples at some positions of a step's global batch, each with how often it was seen before.
+    """The samples at some positions of a step's global batch, with the number of times that each was seen before.
 
     The order of the data is endless: the keyed permutations of epoch 0, 1, ... one after the other (see `order`). Step
-    k takes k * batch up to (k + 1) * batch of it, so any step can be found without what was before it, and a batch may
-    be larger than the dataset.
+    k takes its positions k * batch up to (k + 1) * batch. So any step can be found without the steps before it, and a
+    batch may be larger than the dataset.
     """
     turns = []
     for position in positions:
@@ -243,8 +249,8 @@ def sample_indices(
 def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> dict[str, Tensor]:
     """The raw inputs of these rows by name, each (len(rows.samples), *shape) in the dtype that the model wants.
 
-    With `has_levels` pictures stay uint8 levels (see `levels`). With a cache its keys and marks of found tensors are
-    there too.
+    With `has_levels` pictures stay uint8 levels (see `levels`). With a cache there are also the cached tensors, their
+    keys (`KEYS`) and marks of those that were found (`GIVEN`).
 
     Raises:
         DataError: a picture cannot be decoded and is not replaced, or too many have been replaced.
@@ -262,9 +268,11 @@ def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> 
 
 
 def _batch_with_cache(source: BatchSource, cached: CachedPart, rows: Rows, has_levels: bool) -> dict[str, Tensor]:
-    """The raw inputs, with the kept tensors that the cache has, and their keys; pictures are decoded where needed.
+    """The raw inputs and the cached tensors of these rows by name, with the tensors' keys and marks of found ones.
 
-    Keys are (rows, tensors, KEY_BYTES).
+    Pictures are decoded only where a tensor is missing that follows from them.
+
+    Keys are (rows, tensors, KEY_BYTES), marks (rows, tensors).
     """
     specs, num_rows = {spec.name: spec for spec in source.inputs}, len(rows.samples)
     # Texts come first, because keys follow from them, and keys say which pictures have to be decoded.
@@ -301,7 +309,7 @@ def _batch_with_cache(source: BatchSource, cached: CachedPart, rows: Rows, has_l
 
 
 def _picture_contents(source: BatchSource, rows: Rows, spec: TensorSpec) -> list[bytes]:
-    """The content of each row's picture or clip, as it is seen."""
+    """For each row, bytes that identify the content of its picture or clip and the part that is seen."""
     contents = []
     for path, view in zip(_picture_paths(source, rows, spec), _views(source, rows), strict=True):
         try:
@@ -312,7 +320,7 @@ def _picture_contents(source: BatchSource, rows: Rows, spec: TensorSpec) -> list
 
 
 def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
-    """For each raw input that is a picture, the value of each uint8 level: (256,) in the input's dtype on `device`."""
+    """For each raw input that is a picture, by name, the value of each level, (256,), in its dtype on `device`."""
     return {
         spec.name: table_of(kind_of(spec.name)).to(getattr(torch, spec.dtype)).to(device)
         for spec in inputs
@@ -321,9 +329,9 @@ def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str
 
 
 def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> Rows:
-    """The rows with another sample in each place of the one that cannot be decoded, and a line in the list.
+    """The rows with another sample in place of the one that cannot be decoded; notes it in the list of skipped.
 
-    The sample follows from seed, step and position, as all that is drawn does, so it is the same on every layout.
+    The new sample follows from seed, step and position, as all random choices do, so it is the same on every layout.
     """
     assert source.skipping is not None
     samples, dataset = list(rows.samples), source.dataset
@@ -350,7 +358,7 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
 
 
 def _paths(source: BatchSource, sample: int) -> tuple[Content, ...]:
-    """The files of a sample."""
+    """The places of a sample's files: its picture, conditioning picture and masks."""
     dataset = source.dataset
     paths: list[Content] = [dataset.path(sample), dataset.condition_path(sample)]
     if source.masks is not None and source.masks.pattern is not None:
@@ -363,7 +371,10 @@ def _paths(source: BatchSource, sample: int) -> tuple[Content, ...]:
 def _value(
     source: BatchSource, rows: Rows, spec: TensorSpec, has_levels: bool, spared: frozenset[int] = frozenset()
 ) -> Tensor:
-    """One raw input in the dtype that the model wants, or pictures as levels; rows that are spared are zeros."""
+    """One raw input of these rows, in the dtype that the model wants; with `has_levels` pictures as uint8 levels.
+
+    Pictures of the rows `spared` are not decoded, but zeros.
+    """
     kind = kind_of(spec.name)
     if not is_picture(kind):
         return _input(source, rows, spec).to(getattr(torch, spec.dtype))
@@ -372,7 +383,7 @@ def _value(
 
 
 def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """One raw input that is not a picture, in the dtype in which it arises."""
+    """One raw input of these rows that is not a picture, in the dtype in which it arises."""
     match kind_of(spec.name):
         case kind if kind in TOKENS:
             return _input_ids(source, rows, spec)
@@ -408,7 +419,10 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _paired_times(source: BatchSource, rows: Rows, purpose: str) -> Tensor:
-    """The numbers of members of pairs: positions 2 k and 2 k + 1 of the global batch share the number of 2 k."""
+    """The numbers from which times follow, (B,), where two neighbours of the batch form a pair.
+
+    Positions 2 k and 2 k + 1 of the global batch share the number of 2 k.
+    """
     # The partner may be on another rank; both draw by the position of the first.
     firsts = replace(rows, positions=tuple(position - position % 2 for position in rows.positions))
     is_partner = torch.tensor([position % 2 == 1 for position in rows.positions], dtype=torch.bool)
@@ -416,7 +430,7 @@ def _paired_times(source: BatchSource, rows: Rows, purpose: str) -> Tensor:
 
 
 def _offset(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """Noise that is the same for all places of a channel.
+    """Noise that is the same for all places of a channel, (B, C, 1, 1).
 
     After Guttenberg, 2023, https://www.crosslabs.org/blog/diffusion-with-offset-noise.
 
@@ -440,7 +454,7 @@ def _uniform(source: BatchSource, rows: Rows, purpose: str, shape: Sequence[int]
 
 
 def _views(source: BatchSource, rows: Rows) -> list[View]:
-    """The view of each row."""
+    """The part of its picture or clip that each row shows: cut, mirror and first frame."""
     augmentation, num_rows = source.augmentation, len(rows.samples)
     crops = _uniform(source, rows, "crop", (2,)).tolist() if augmentation.random_crop else [CENTRE] * num_rows
     flips = (_uniform(source, rows, "flip") < 0.5).tolist() if augmentation.flip else [False] * num_rows
@@ -449,7 +463,7 @@ def _views(source: BatchSource, rows: Rows) -> list[View]:
 
 
 def _time_ids(source: BatchSource, rows: Rows) -> Tensor:
-    """Height and width of the picture, top and left of the cut, height and width of the result, (B, 6)."""
+    """For each row height and width of the picture, top and left of the cut, height and width of the result, (B, 6)."""
     size = next(_size_of(spec) for spec in source.inputs if spec.name == "pixels")
     whole, corners = source.whole or size, _corners(source, rows)
     ids = []
@@ -467,7 +481,7 @@ def _size_of(spec: TensorSpec) -> Size:
 
 
 def _corners(source: BatchSource, rows: Rows) -> list[tuple[int, int]]:
-    """Left and top of each row's patch in its whole picture, in pixels; 0 and 0 of a whole one."""
+    """Left and top of each row's patch in its whole picture, in pixels; (0, 0) where whole pictures are trained on."""
     size = next(_size_of(spec) for spec in source.inputs if kind_of(spec.name) == "pixels")
     if source.whole is None or source.whole == size:
         return [(0, 0)] * len(rows.samples)
@@ -485,13 +499,16 @@ def _coordinates(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _picture_paths(source: BatchSource, rows: Rows, spec: TensorSpec) -> list[Content]:
-    """The file of each row's picture or clip."""
+    """The place of each row's picture or clip, or of its conditioning picture, as `spec` names it."""
     dataset, is_own = source.dataset, kind_of(spec.name) == "pixels"
     return [dataset.path(sample) if is_own else dataset.condition_path(sample) for sample in rows.samples]
 
 
 def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, spared: frozenset[int]) -> Tensor:
-    """Levels of the samples' pictures or clips; those that steer are seen as those that they belong to."""
+    """The levels of the rows' pictures or clips, uint8, (B, C, H, W), of clips (B, 3, F, H, W).
+
+    A conditioning picture is cut and mirrored as its sample's picture is. Rows in `spared` are zeros.
+    """
     paths = _picture_paths(source, rows, spec)
     if source.whole is not None and source.whole != _size_of(spec):
         return _patches(source, rows, spec, paths)
@@ -510,7 +527,7 @@ def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, spared: frozens
 
 
 def _patches(source: BatchSource, rows: Rows, spec: TensorSpec, paths: Sequence[Content]) -> Tensor:
-    """Levels of patches, (B, C, height, width), cut from the pictures as they would be seen whole."""
+    """The levels of the rows' patches, (B, C, height, width), cut from the pictures as they would be seen whole."""
     assert source.whole is not None
     whole = replace(spec, shape=(spec.shape[0], source.whole[1], source.whole[0]))
     width, height = _size_of(spec)
@@ -521,7 +538,10 @@ def _patches(source: BatchSource, rows: Rows, spec: TensorSpec, paths: Sequence[
 
 
 def _seen(path: Content, view: View, spec: TensorSpec, rate: float | None) -> Tensor:
-    """The view of a picture or clip."""
+    """The levels of the part of a picture or clip that `view` shows, (C, H, W), of a clip (3, F, H, W).
+
+    `rate`: the number of frames per second that are taken of a clip; None: each frame.
+    """
     if len(spec.shape) == _CLIP:
         taken = FrameSelection(frames=spec.shape[1], rate=rate)
         assert isinstance(path, Path), "clips are files"
@@ -535,7 +555,10 @@ def _seen(path: Content, view: View, spec: TensorSpec, rate: float | None) -> Te
 
 
 def _frame_rates(source: BatchSource, rows: Rows) -> Tensor:
-    """Frames of a second of each row's clip: as they are taken, or else its file's own. Of pictures it says nothing."""
+    """The number of frames per second of each row's clip, (B,): as they are taken, or else its file's own.
+
+    For a model of pictures all are 1.
+    """
     if not any(kind_of(spec.name) == "pixels" and len(spec.shape) == _CLIP for spec in source.inputs):
         return torch.ones(len(rows.samples))
     if source.frame_rate is not None:
@@ -544,7 +567,10 @@ def _frame_rates(source: BatchSource, rows: Rows) -> Tensor:
 
 
 def _masks(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """The mask of each row, (B, 1, H, W): a file's, seen as its picture is, or one of the row's own numbers."""
+    """The mask of each row, (B, 1, H, W): from a file, cut as its picture is, or drawn from the row's random numbers.
+
+    Drawn masks of clips are (B, 1, F, H, W).
+    """
     assert source.masks is not None, "it is set for models that read masks"
     if source.masks.kind is not MaskKind.FILE:
         numbers = _uniform(source, rows, "mask", (NUM_DRAWS,)).tolist()
@@ -559,14 +585,14 @@ def _masks(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _over_frames(source: BatchSource, kind: MaskKind, rows: Rows, drawn: Tensor, frames: int) -> Tensor:
-    """One mask (B, 1, H, W) for all frames of each clip but its guide frames, (B, 1, F, H, W)."""
+    """The masks of clips, (B, 1, F, H, W): zeros in guide frames, the drawn mask (B, 1, H, W) in all other frames."""
     numbers = _uniform(source, rows, "guide_frames", (1 + frames,)).tolist()
     guides = torch.tensor([guide_frames(kind, own, frames) for own in numbers])  # (B, F)
     return drawn.unsqueeze(2) * (~guides).to(drawn.dtype)[:, None, :, None, None]
 
 
 def _sample_weights(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """The weight of each row in the loss, (B,), or of its latents, (B, 1, h, w). In validation all are 1."""
+    """The weight of each row in the loss, (B,), or of each of its latents, (B, 1, h, w); in validation all are 1."""
     weights = torch.ones(len(rows.samples), *spec.shape)
     if rows.times is not None:
         return weights
@@ -599,7 +625,7 @@ def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _texts(source: BatchSource, rows: Rows, tokens: str) -> list[str]:
-    """The captions that the reader of these tokens gets, none where they are dropped."""
+    """The caption of each row for the encoder that reads these tokens; an `Absent` where the caption is dropped."""
     encoder, dropped = encoder_of(kind_of(tokens)), _is_dropped(source, rows)
     return [Absent() if dropped[row] else _text(source, rows, row, encoder) for row in range(len(rows.samples))]
 

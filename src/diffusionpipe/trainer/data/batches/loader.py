@@ -32,23 +32,27 @@ class StepLoader:
     """
 
     source: BatchSource
+    """The samples, and the settings by which they become raw inputs."""
     batch: int
-    """Samples of one step over all ranks."""
+    """The number of samples of one step over all ranks."""
     positions: tuple[int, ...]
     """The positions in the global batch that this rank encodes."""
     first_step: int
+    """The number of the first step, from 0."""
     num_steps: int
+    """The number of steps, each with one batch."""
     workers: int = 1
-    """Worker processes; 0 decodes in this one."""
+    """The number of worker processes; with 0 this process decodes."""
     pin_memory: bool = False
+    """Whether batches are in page-locked memory."""
     has_levels: bool = False
-    """Whether pictures stay uint8 levels; the device looks up their values."""
+    """Whether pictures stay uint8 levels; the device then looks up their values."""
     sizes: SizedSamples | None = None
-    """The sizes of the samples, where there are several."""
+    """The order of samples of several sizes; None where all have one size."""
     group: tuple[int, ...] = ()
-    """With `sizes`: the positions of all rows of this rank's pipeline."""
+    """The positions of all rows of this rank's pipeline; needed with `sizes`."""
     on_start: Callable[[DataWorkers], None] | None = None
-    """Called with the workers when they have been started."""
+    """A function that is called with the workers after their start; None for no call."""
 
     def __post_init__(self) -> None:
         outside = [position for position in self.positions if not 0 <= position < self.batch]
@@ -85,7 +89,7 @@ class StepLoader:
         return workers
 
     def _pinned(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
-        """The batches of the steps in page-locked memory; a thread copies the next batch while this one is used."""
+        """Yields the batch of each step in page-locked memory; a thread copies the next batch while one is used."""
         with ThreadPoolExecutor(1) as pool, closing(self._started(steps)) as workers:
 
             def take(step: int) -> dict[str, Tensor]:
@@ -99,11 +103,11 @@ class StepLoader:
             yield from (batch.result() for batch in batches)
 
     def samples(self, step: int) -> tuple[Sample, ...]:
-        """The samples of a step in the order of `positions`, e.g. to name them in an error."""
+        """The samples of a step's rows on this rank, in the order of `positions`, e.g. to name them in an error."""
         return tuple(self.source.dataset.samples[turn.sample] for turn in self._turns(step))
 
     def load(self, step: int) -> dict[str, Tensor]:
-        """One step's raw inputs by name, made in this process; a row for each of `positions`.
+        """One step's raw inputs by name, made in this process, with a row for each of `positions`.
 
         Raises:
             DataError: a picture cannot be decoded and is not replaced.
@@ -131,9 +135,9 @@ class StepLoader:
 
 
 def num_fixed_rows(source: BatchSource, *, times: tuple[float, ...], num_samples: int) -> int:
-    """The number of rows of a whole validation.
+    """The number of rows of a whole validation: samples times `times`.
 
-    The first `num_samples` samples, or all there are, at each of the times.
+    The samples are the first `num_samples` of the source, or all if it has fewer.
     """
     return min(num_samples, len(source.dataset.samples)) * len(times)
 
@@ -148,13 +152,13 @@ def fixed_batches(
     held: HeldSizes | None = None,
     group: tuple[int, ...] = (),
 ) -> Iterator[dict[str, Tensor]]:
-    """Validation batches of one rank: the same samples, times and noise whenever it is called.
+    """Yields the validation batches of one rank by name: the same samples, times and noise whenever it is called.
 
     Row r of the validation is sample r // len(times) at times[r % len(times)]; batch b holds the rows b * batch up to
     (b + 1) * batch of `fixed`. Pictures are cropped at the centre; nothing is flipped or dropped.
 
-    `held`: the sizes of the samples, where there are several; `group` are then the positions of all rows of this rank's
-    pipeline.
+    `fixed`: the rows of the validation. `positions`: the rank's own rows in a batch. `held`: the sizes of the samples;
+    None where all have one size. `group`: with `held`, the positions of all rows of this rank's pipeline.
 
     Raises, while iterating:
         DataError: for a sample that cannot be read.

@@ -10,25 +10,25 @@ from diffusionpipe.trainer.data.batches.loader import StepLoader
 from diffusionpipe.units import Seconds
 
 ROWS = 16
-"""Rows of a batch that are made to measure it."""
+"""The number of rows that are made for one measurement."""
 TIMES = 5
 """The number of measurements of a batch's time."""
 BUDGET: Seconds = 0.5
-"""Most time of the measurements; if they would take longer, one row is made once."""
+"""The most time for all measurements; if they would take longer, the time of one row counts."""
 
 
 def batch_time(loader: StepLoader) -> Spread:
     """The processor time in seconds (least, usual, most) in which one process makes this rank's part of a batch.
 
-    A few measurements on at most 16 rows are scaled to the batch. All are 0 where the rank makes none, or where a
-    picture cannot be decoded: training itself says why.
+    A few measurements on at most 16 rows are scaled to the batch. All times are 0 where the rank makes no rows, or
+    where a picture cannot be decoded: training itself says why.
     """
     if not loader.positions:
         return NOTHING
     source = replace(loader.source, skipping=None)  # what is damaged is reported by training alone
 
     def seconds(step: int, count: int) -> Seconds:
-        """Time of one row."""
+        """The processor time of one row, from a batch of at most `count` rows of a step."""
         rows = loader.positions[:count]
         start = process_time()
         replace(loader, source=source, positions=rows).load(loader.first_step + step)

@@ -13,19 +13,23 @@ from diffusionpipe.trainer.data.sizes.order import SizedPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchOrder:
-    """The endless order of samples, where all samples of a step have patches of one size, drawn for the step."""
+    """The endless order of samples where all samples of a step have patches of one size, drawn for the step."""
 
     sizes: tuple[Clip, ...]
+    """The sizes of patches."""
     shares: tuple[float, ...]
     """The probability of each size."""
     num_samples: int
+    """The number of samples in the dataset."""
     growth: Growth
+    """The positions at which further samples enter, and their numbers."""
     seed: int
+    """The seed of the order and of the sizes."""
     run: int
-    """Positions in a row that have one size: the batch."""
+    """The number of positions in a row that have one size: the batch."""
 
     def at(self, position: int) -> SizedPlace:
-        """The size's number, the sample, and how often it was seen before, at a position of the endless order."""
+        """The sample at a position of the endless order, its size's number, and how often it was seen before."""
         step, place = divmod(position, self.run)
         (turn,) = turns_of(
             self.num_samples, seed=self.seed, batch=self.run, step=step, positions=(place,), growth=self.growth
@@ -33,7 +37,7 @@ class PatchOrder:
         return SizedPlace(self._size(step), turn.sample, turn.number)
 
     def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """The place in `sizes` of the size at each position of the endless order."""
+        """The index in `sizes` of the patch size at each of these positions of the endless order."""
         return tuple(self._size(position // self.run) for position in positions)
 
     def side_at(self, step: int) -> int:

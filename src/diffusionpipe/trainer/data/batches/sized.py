@@ -1,4 +1,4 @@
-"""Samples of several sizes: the inputs of each size, and batches that are made of runs of one size."""
+"""Samples of several sizes: the raw inputs of each size, and batches that consist of runs of rows of one size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,16 +24,18 @@ class SizedSamples:
     """The order of samples of several sizes, and a source of batches for each size."""
 
     order: SizeOrder | PatchOrder
+    """The endless order of the samples, with the size at each position."""
     numbers: tuple[int, ...]
-    """The number of each of the order's sizes among those that the model is built for."""
+    """For each size of the order, its index among the sizes that the model is built for."""
     sources: tuple[BatchSource, ...]
-    """The source with the inputs of each size that the model is built for."""
+    """The source of batches of each size that the model is built for."""
     pipelines: int = 0
-    """Equal parts of a step's batch, in each of which rows lie size by size; 0: rows are in the order of positions."""
+    """The number of equal parts of a step's batch in each of which rows are sorted by size; 0: rows are in the order of
+    positions."""
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The part of the samples at each size that the model is built for, in its order."""
+        """The share of the samples at each size that the model is built for, in the model's order of sizes."""
         order = self.order
         own = order.assignment.parts(order.sizes) if isinstance(order, SizeOrder) else order.shares
         parts = dict(zip(self.numbers, own, strict=True))
@@ -46,9 +48,12 @@ def sized(
     inputs: Mapping[Clip, tuple[TensorSpec, ...]],
     mean_pixels: float | None = None,
 ) -> SizedSamples:
-    """The order with a source of batches for each size; `inputs`: the raw inputs by size, in the model's order.
+    """The order of samples together with a source of batches for each size.
 
-    `mean_pixels`: the pixels with which a sample counts 1 in the loss, and others in proportion; None: all count 1.
+    `inputs`: the raw inputs for each size, in the model's order of sizes.
+
+    `mean_pixels`: the number of pixels of a sample that has weight 1 in the loss; others have a weight in proportion to
+    their pixels. None: all have weight 1.
     """
     built = list(inputs)
     return SizedSamples(
@@ -62,9 +67,9 @@ def sized(
 
 
 def samples_in_rows(sizes: SizedSamples, *, batch: int, step: int, rows: Sequence[int]) -> tuple[int, ...]:
-    """The positions in a step's global batch of the samples in these rows; the rows themselves where none are moved.
+    """For each of these rows of a step's global batch, the position of its sample in the batch.
 
-    Within each pipeline's part of the batch rows are sorted by size.
+    The two differ where rows are sorted by size within each pipeline's part of the batch.
     """
     if not sizes.pipelines:
         return tuple(rows)
@@ -82,9 +87,9 @@ class HeldSizes:
     """The size of each held-out sample, and a source of batches for each size."""
 
     numbers: tuple[int, ...]
-    """The number of each sample's size among those that the model is built for."""
+    """For each sample, the index of its size among the sizes that the model is built for."""
     sources: tuple[BatchSource, ...]
-    """The source with the inputs of each size."""
+    """The source of batches of each size that the model is built for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +97,15 @@ class FixedRows:
     """The rows of a validation, batch after batch; row r is sample r // times at time r % times."""
 
     rows: tuple[int, ...]
+    """The numbers r of the rows, in the order of the batches."""
     counts: tuple[bool, ...]
-    """Whether each is one of the mean; the others fill up micro-batches and the last batch."""
+    """Whether each row counts in the mean; the others fill up micro-batches and the last batch."""
 
 
 def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int = 1, held: HeldSizes | None = None) -> FixedRows:
     """The rows of a validation: every row once, in micro-batches of `cell` rows of one size, and rows that fill up.
+
+    `num_rows`: the number of samples times `times`. `held`: the sizes of the samples; None where all have one size.
 
     >>> held = HeldSizes(numbers=(0, 1, 0), sources=())
     >>> fixed_rows(3, times=1, batch=4, cell=2, held=held).rows
@@ -120,11 +128,11 @@ def fixed_rows(num_rows: int, *, times: int, batch: int, cell: int = 1, held: He
 
 
 _COMPARED = 256
-"""Runs at the start whose sizes all ranks compare; later ones follow from the same rule."""
+"""The number of runs at the start whose sizes all ranks compare; later ones follow from the same rule."""
 
 
 def agree_on_sizes(order: SizeOrder | PatchOrder) -> None:
-    """Refuses ranks whose samples would have other sizes, before one waits for a message of another shape.
+    """Refuses to train if ranks disagree on the sizes of samples, before a rank waits for a message of another shape.
 
     Every rank calls it; the first 256 runs of one size are compared.
 
@@ -144,7 +152,11 @@ def agree_on_sizes(order: SizeOrder | PatchOrder) -> None:
 
 
 def _check_files(source: BatchSource, samples: Sequence[int]) -> None:
-    """Refuse pictures that are not those whose headers rank 0 has read. Raises DataError, which names both sizes."""
+    """Refuses pictures whose size differs from the size that rank 0 has read from their headers.
+
+    Raises:
+        DataError: names both sizes.
+    """
     for sample in samples:
         path, expected = source.dataset.path(sample), source.dataset.samples[sample].size
         if is_clip(path):  # the size of its first frame is known where it is decoded
@@ -163,7 +175,9 @@ def _check_files(source: BatchSource, samples: Sequence[int]) -> None:
 def turns_at(
     source: BatchSource, sizes: SizedSamples | None, *, batch: int, step: int, positions: Sequence[int]
 ) -> tuple[Turn, ...]:
-    """The sample in each of these rows of a step's global batch, and how often it was seen before.
+    """The samples in some rows of a step's global batch, with the number of times that each was seen before.
+
+    `positions`: the rows.
 
     `sizes`: the order of samples of several sizes; None for the source's own order.
     """
@@ -178,9 +192,9 @@ def turns_at(
 def sized_batch(
     sizes: SizedSamples, *, batch: int, step: int, positions: Sequence[int], group: Sequence[int], has_levels: bool
 ) -> dict[str, Tensor]:
-    """The raw inputs by name in some rows of a step's global batch, in runs of one size.
+    """The raw inputs by name of some rows of a step's global batch, as runs of rows of one size.
 
-    `group`: all rows of the pipeline's batch, whose sizes every rank is given.
+    `positions`: the rows. `group`: all rows of the pipeline's batch; the result has the size of each.
 
     Raises:
         DataError: a picture cannot be decoded and is not replaced, or has another size than on rank 0.

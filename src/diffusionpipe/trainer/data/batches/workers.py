@@ -36,40 +36,42 @@ from diffusionpipe.runtime.weights.anonymous_file import anonymous_file
 from diffusionpipe.units import Bytes, Seconds
 
 PREFETCHED = 2
-"""Batches that each worker keeps ready."""
+"""The number of batches that each worker keeps ready."""
 POLITENESS = 10
-"""Added to the workers' nice value."""
+"""The number that is added to the workers' nice value."""
 
 MakeBatch = Callable[[int], Mapping[str, Tensor]]
-"""`make(step)`: the batch of a step by name; it can be pickled."""
+"""A function `make(step)` that returns the batch of a step, tensors by name; it can be pickled."""
 
 _LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _STACKS = signal.SIGUSR2
-"""Asks a worker for its stacks."""
+"""The signal at which a worker writes its stacks."""
 _ALIGNED: Bytes = 64
 _LAST_WORDS: Seconds = 5.0
-"""A worker that has closed its pipe or was killed ends within this time."""
+"""The seconds to wait for the end of a worker that has closed its pipe or was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Worker:
-    """The rank's side of one worker."""
+    """A data worker as the rank sees it: its process, pipe and file of stacks."""
 
     process: SpawnProcess
     pipe: Connection
     stacks: int
-    """Descriptor of the file into which the worker writes its stacks when it gets `_STACKS`."""
+    """The descriptor of the file into which the worker writes its stacks when it gets `_STACKS`."""
 
 
 class DataWorkers:
     """The processes that make one rank's batches ahead.
 
-    Step k is made by worker k % num_workers, so they come in order. Workers are spawned, not forked: the rank has
-    threads of gloo or CUDA.
+    The workers take turns: each makes every num_workers-th step, so batches come in order. Workers are spawned, not
+    forked: the rank has threads of gloo or CUDA.
     """
 
     def __init__(self, make: MakeBatch, steps: range, num_workers: int) -> None:
-        """Start the workers and ask for the first batches.
+        """Starts the workers and asks them for the first batches.
+
+        `make`: the function that makes a batch. `steps`: the steps to make.
 
         Raises:
             DataError: a worker cannot be started.
@@ -90,7 +92,9 @@ class DataWorkers:
             self._ask()
 
     def take(self, step: int) -> dict[str, Tensor]:
-        """The raw inputs of a step by name; waits for its worker. Steps must be taken in order.
+        """The raw inputs of a step by name; waits until its worker has made them.
+
+        Steps must be taken in order.
 
         Raises:
             DataError: the worker could not make the batch, or died; the message names the cause.
@@ -107,7 +111,7 @@ class DataWorkers:
         return batch
 
     def stacks(self, patience: Seconds = 1.0) -> str:
-        """The Python stacks of all workers now, as text. It waits at most `patience` for workers that are stuck."""
+        """A text of the Python stacks of all workers now; it waits at most `patience` seconds for stuck workers."""
         workers = tuple(self._workers)
         before = [os.fstat(worker.stacks).st_size for worker in workers]
         for worker in workers:
@@ -124,14 +128,14 @@ class DataWorkers:
         return "".join(texts)
 
     def close(self) -> None:
-        """Kills the workers, which hold nothing that must be kept."""
+        """Kills the worker processes, which hold nothing that must be kept."""
         self._finalizer()
 
     def _worker_of(self, step: int) -> _Worker:
         return self._workers[self._steps.index(step) % len(self._workers)]
 
     def _ask(self) -> None:
-        """Ask for the next batch, if there is one more."""
+        """Asks the next worker for the next batch, if there is one more step."""
         if self._asked < len(self._steps):
             step = self._steps[self._asked]
             self._asked += 1
@@ -154,7 +158,7 @@ def _started(make: MakeBatch, number: int) -> _Worker:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A process that is started in the block gets no signals until it is ready to leave them to its rank."""
+    """A context that blocks signals, so that a process which starts in it gets none before it can ignore them."""
     resource_tracker.ensure_running()  # starting it later would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_LEFT_TO_THE_RANK, _STACKS))
     try:
@@ -175,7 +179,7 @@ def _kill(workers: list[_Worker]) -> None:
 
 
 def _death(process: SpawnProcess, step: int) -> str:
-    """How the worker that was to make the batch of `step` ended."""
+    """A sentence on how the worker ended that was to make the batch of `step`."""
     process.join(_LAST_WORDS)
     who = f"step {step}: the data worker (process {process.pid}), which decodes pictures,"
     code = process.exitcode
@@ -191,7 +195,7 @@ def _death(process: SpawnProcess, step: int) -> str:
 
 
 def _serve(make: MakeBatch, pipe: Connection) -> None:
-    """Makes the batches of the steps that the rank asks for, until the pipe ends."""
+    """Makes the batches of the steps that the rank asks for, in a worker's process, until the pipe ends."""
     _leave_signals_to_the_rank()
     rank = multiprocessing.parent_process()
     if rank is not None and not end_with_parent(rank.pid or 0):  # the rank has died in the meantime
@@ -208,7 +212,10 @@ def _serve(make: MakeBatch, pipe: Connection) -> None:
 
 
 def _end_with_the_rank() -> None:
-    """A worker that is stuck would not see the end of its pipe."""
+    """Waits for the end of the rank's process, and then ends the worker's process.
+
+    A worker that is stuck would not see the end of its pipe.
+    """
     rank = multiprocessing.parent_process()
     if rank is not None:
         rank.join()
@@ -216,14 +223,17 @@ def _end_with_the_rank() -> None:
 
 
 def _leave_signals_to_the_rank() -> None:
-    """It may want a last checkpoint, for which it needs its batches; workers end when it does."""
+    """Lets this worker ignore signals that ask its rank to stop.
+
+    The rank may want a last checkpoint, for which it needs its batches; workers end when the rank does.
+    """
     for number in _LEFT_TO_THE_RANK:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_RANK)
 
 
 def _reply(pipe: Connection, step: int, make: MakeBatch) -> None:
-    """Send the batch of a step, or the reason why there is none."""
+    """Makes the batch of a step and sends it to the rank, or the reason why there is none."""
     file: int | None = None
     try:
         batch = make(step)
@@ -249,7 +259,7 @@ def _reply(pipe: Connection, step: int, make: MakeBatch) -> None:
 
 
 def _write(file: int, tensors: list[Tensor]) -> None:
-    """Put the tensors one after the other, each at a multiple of `_ALIGNED`."""
+    """Writes the tensors into the file, one after the other, each at a multiple of `_ALIGNED` bytes."""
     start = 0
     for tensor in tensors:
         if not tensor.numel():  # of a rank that encodes no rows: nothing to view as bytes
@@ -262,7 +272,7 @@ def _write(file: int, tensors: list[Tensor]) -> None:
 
 
 def _received(pipe: Connection) -> dict[str, Tensor]:
-    """The next batch of a worker.
+    """The next batch that a worker sends, tensors by name.
 
     Raises:
         DataError: the worker could not make it.

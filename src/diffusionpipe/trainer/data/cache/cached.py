@@ -20,7 +20,7 @@ from diffusionpipe.trainer.data.content import Content, bytes_of
 
 KEY_BYTES = 16
 NO_KEY = bytes(KEY_BYTES)
-"""In place of a key: a row that is neither read nor written."""
+"""A placeholder for the key of a row whose tensor is neither read from the cache nor written."""
 _BLOCK = 2**20
 
 
@@ -29,12 +29,13 @@ class CachedTensor:
     """A tensor of frozen layers that a cache keeps: its shape, the raw inputs it follows from, and its folder."""
 
     spec: TensorSpec
-    """Shape of a sample, and dtype."""
+    """The shape of the tensor for one sample, and its dtype."""
     reads: tuple[str, ...]
-    """The raw inputs that it follows from."""
+    """The names of the raw inputs from which the tensor follows."""
     folder: Path
+    """The folder with the files of its values."""
     left_out: frozenset[int] = frozenset()
-    """The sources whose samples are new each time."""
+    """The indices of sources whose samples differ each time, so nothing of them is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,12 @@ class CachedPart:
 
     tensors: tuple[CachedTensor, ...]
     spared: frozenset[str]
-    """Raw inputs that nothing reads where every tensor that follows from them is there."""
+    """The names of raw inputs that nothing reads if the cache has every tensor that follows from them."""
 
     def is_spared(self, name: str, given: Sequence[bool]) -> bool:
-        """Whether a row needs no value of a raw input, because each tensor that follows from it is in the cache.
+        """Whether a row needs no value of the raw input `name`: the cache has each tensor that follows from it.
 
-        `given`: whether each of `tensors` is there for the row.
+        `given`: whether the cache has each of `tensors` for the row.
         """
         return name in self.spared and all(
             is_given for tensor, is_given in zip(self.tensors, given, strict=True) if name in tensor.reads
@@ -58,7 +59,9 @@ class CachedPart:
 def key_of(parts: Sequence[bytes], spec: TensorSpec) -> bytes:
     """The 16-byte key of a cached tensor.
 
-    A digest of its shape and of the contents of the raw inputs it follows from.
+    `parts`: the contents of the raw inputs from which it follows.
+
+    The key is a digest of the tensor's shape and of these contents.
     """
     digest = blake2b(repr(spec.shape).encode(), digest_size=KEY_BYTES)
     for part in parts:
@@ -68,17 +71,20 @@ def key_of(parts: Sequence[bytes], spec: TensorSpec) -> bytes:
 
 
 def picture_content(content: Content, about: object) -> bytes:
-    """A digest of the file's bytes, followed by `about`, the way in which the picture or clip is seen."""
+    """Bytes that identify a picture or clip and its view: a digest of the file, followed by `about` as text.
+
+    `about`: the way in which the picture or clip is seen.
+    """
     return _file_digest(content, _date(content)) + repr(about).encode()
 
 
 def token_content(row: Tensor) -> bytes:
-    """The bytes of a row of tokens, or of their mask."""
+    """The bytes of one sample's tokens, or of their mask."""
     return row_bytes(row)
 
 
 def found_rows(tensor: CachedTensor, keys: Sequence[bytes]) -> tuple[Tensor, list[bool]]:
-    """The rows of these keys, (len(keys), *shape), zeros where the cache has none, and whether each was found."""
+    """The cached values of these keys, (len(keys), *shape), zeros where there is none, and whether each was found."""
     spec, shards = tensor.spec, shards_of(tensor.folder)
     dtype = getattr(torch, spec.dtype)
     rows, given = torch.zeros(len(keys), *spec.shape, dtype=dtype), [False] * len(keys)
@@ -91,7 +97,7 @@ def found_rows(tensor: CachedTensor, keys: Sequence[bytes]) -> tuple[Tensor, lis
 
 
 def _date(content: Content) -> tuple[int, int]:
-    """Size and date of a file, so that one which was replaced is read again."""
+    """The size in bytes and the date of a file, by which a replaced file is noticed; (0, 0) in tar files and tables."""
     if not isinstance(content, Path):
         return 0, 0  # tar files and tables do not change while a run lasts
     about = content.stat()
@@ -100,7 +106,10 @@ def _date(content: Content) -> tuple[int, int]:
 
 @lru_cache(maxsize=2**17)
 def _file_digest(content: Content, date: tuple[int, int]) -> bytes:
-    """A digest of all bytes of a file."""
+    """A digest of all bytes of a picture's or clip's file.
+
+    `date`: the size and date of the file; a file with another date is read again.
+    """
     digest = blake2b(digest_size=KEY_BYTES)
     if not isinstance(content, Path):
         digest.update(bytes_of(content))

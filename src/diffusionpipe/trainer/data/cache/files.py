@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = "settings.json"
 _TICK: Seconds = 1.0
-"""Names that appear within this time of each other may leave a folder's date as it is."""
+"""The seconds within which a folder's date may stay the same though files have been added."""
 _OLD: Seconds = 24 * 3600.0
-"""A draft of this age belongs to a writer that is gone."""
+"""The age of a draft, in seconds, from which on its writer counts as gone."""
 
 
 class CacheFiles:
-    """The tensors in a cache folder's safetensors files, by key; files that other processes add are found."""
+    """The tensors in a cache folder's safetensors files, by key; it also finds files that other processes add."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` may not exist yet."""
+        """Takes the path of the folder, which may not exist yet; reads nothing."""
         self._folder = folder
         self._shard_of: dict[str, Path] = {}
         self._sums: dict[str, str] = {}
@@ -53,17 +53,17 @@ class CacheFiles:
         return len(self._shard_of)
 
     def has(self, key: str) -> bool:
-        """Whether the folder has a tensor of this key; new files are looked for where the folder's date has changed."""
+        """Whether the folder has a tensor with this key; looks for new files if the folder's date has changed."""
         if key not in self._shard_of:
             self.look()
         return key in self._shard_of
 
     def holds(self, key: str) -> bool:
-        """Whether the folder has a tensor of this key, and its file is still there."""
+        """Whether the folder has a tensor with this key, and its file still exists."""
         return self.has(key) and self._shard_of[key].exists()
 
     def look(self) -> None:
-        """Reads the keys of files that have been added, where the folder's date has changed."""
+        """Reads the keys of files that have been added, if the folder's date has changed."""
         with suppress(OSError):
             dated = self._folder.stat().st_mtime
             if dated == self._dated and self._looked > dated + _TICK:
@@ -74,7 +74,7 @@ class CacheFiles:
                     self._learn(path)
 
     def read(self, key: str) -> Tensor | None:
-        """The tensor of this key; None where there is none, or its file has gone or is damaged, which is logged."""
+        """The tensor with this key; None if there is none, or if its file is gone or damaged, which is logged."""
         if not self.has(key):
             return None
         path = self._shard_of[key]
@@ -109,15 +109,17 @@ class CacheFiles:
 
 @lru_cache(maxsize=64)
 def shards_of(folder: Path) -> CacheFiles:
-    """The tensors in a cache folder; one object for all callers in this process."""
+    """The tensors in a cache folder, as one object for all callers in this process."""
     return CacheFiles(folder)
 
 
 def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Writes tensors in host memory, by key, as one file, and returns its path, which follows from the keys.
+    """Writes tensors into the folder as one file and returns its path, which follows from the keys.
+
+    `tensors`: tensors in host memory, by key.
 
     Raises:
-        ConfigError: they cannot be written; nothing is left of them.
+        ConfigError: the file cannot be written; nothing is left of it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = blake2b(" ".join(sorted(tensors)).encode(), digest_size=16).hexdigest()
@@ -129,7 +131,7 @@ def write_shard(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
 
 
 def write_settings(folder: Path, settings: Mapping[str, object]) -> None:
-    """Writes settings.json into a cache folder, if it has none, and removes files that writers have left for a day.
+    """Writes settings.json into a cache folder if it has none, and removes drafts that are older than a day.
 
     Raises:
         ConfigError: it cannot be written.
@@ -144,14 +146,14 @@ def write_settings(folder: Path, settings: Mapping[str, object]) -> None:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the innermost one around it that exists."""
+    """The folder itself if it exists, or else the nearest folder above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def num_bytes(folder: Path) -> Bytes:
-    """The bytes of all .safetensors files directly in a folder."""
+    """The size in bytes of all .safetensors files directly in a folder."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 

@@ -1,1 +1,1 @@
-"""Files of pictures and clips to tensors of levels."""
+"""Decodes files of pictures and clips to tensors of levels, 0 to 255."""

@@ -1,4 +1,4 @@
-"""Opens clip files with PyAV, decodes their frames from a place on, and refuses files that end too early."""
+"""Opens clip files with PyAV, decodes their frames from a key frame on, and finds files that end too early."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _FORMATS = "mov,matroska,avi,gif,mpegts,mpeg,flv,asf,ogg,nut,ivf,h264,hevc,m4v,mpegvideo"
-"""Kinds of files that are read, with any ending; none of them names other files."""
+"""The formats that FFmpeg may read, in a file with any ending; none of them refers to other files."""
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
-"""Decoders that read what is transparent, where FFmpeg's own do not."""
+"""The decoder that reads transparency, by the name of the format whose usual decoder does not."""
 _MASTER, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
-"""The two parts of a Matroska file."""
+"""The first bytes of the two parts of a Matroska file."""
 _UNKNOWN = 2**56 - 1
-"""The size of a part that was written without going back."""
+"""The number for an unknown size of a part: its program could not write the size afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +21,9 @@ class Key:
     """A key frame, from which decoding can begin: its time, and the value for a seek."""
 
     stamp: int
-    """The time at which the key frame is shown, in the units of the file."""
+    """The time at which the key frame is shown, in the file's units of time."""
     place: int
-    """The value that a seek to it is given."""
+    """The time that a seek to the key frame is given, in the file's units of time."""
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def opened_clip(path: Path) -> Iterator[tuple[Any, Any]]:
     """A context with PyAV's container of the file and its first video stream.
 
     Raises:
-        ValueError: it has no pictures.
+        ValueError: the file has no pictures.
         Exception: any error of the reader of the format.
     """
     import av
@@ -45,9 +45,9 @@ def opened_clip(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def decoded_from(path: Path, key: Key | None) -> Iterator[Any]:
-    """The frames from a key frame on, in the order in which they are shown; `key` None: from the beginning of the file.
+    """Yields the frames from a key frame on, in the order of display; with `key` None from the beginning of the file.
 
-    Nothing where the file has no way to that key frame.
+    It yields nothing if a seek to the key frame fails.
 
     Raises:
         ValueError: the file has no pictures.
@@ -69,7 +69,7 @@ def decoded_from(path: Path, key: Key | None) -> Iterator[Any]:
 
 
 def _decoded_by(name: str, container: Any, stream: Any) -> Iterator[Any]:
-    """The frames by another decoder than FFmpeg's first choice."""
+    """Yields the frames of an open clip, decoded by the decoder `name` in place of FFmpeg's first choice."""
     import av
 
     decoder: Any = av.CodecContext.create(name, "r")
@@ -79,9 +79,9 @@ def _decoded_by(name: str, container: Any, stream: Any) -> Iterator[Any]:
 
 
 def problem_of_end(path: Path) -> str | None:
-    """Why the file is cut short, by the sizes that it states, or that it is empty.
+    """Why the file is cut short, by the sizes that it states, or that it is empty; None if it seems whole.
 
-    None: it is whole, or states none.
+    A file that states no sizes seems whole.
     """
     size = path.stat().st_size
     if size == 0:
@@ -105,7 +105,10 @@ def problem_of_end(path: Path) -> str | None:
 
 
 def _end_of_boxes(file: BinaryIO, size: int) -> int:
-    """The byte at which the last box of an MP4 or QuickTime file ends."""
+    """The byte at which the last box of an MP4 or QuickTime file ends, by the lengths that its boxes state.
+
+    `size`: the length of the file.
+    """
     end = 0
     while end + 8 <= size:
         file.seek(end)
@@ -120,7 +123,7 @@ def _end_of_boxes(file: BinaryIO, size: int) -> int:
 
 
 def _end_of_matroska(file: BinaryIO) -> int:
-    """The byte at which the part with the frames ends; 0 where the file does not say."""
+    """The byte at which the part with the frames of a Matroska file ends; 0 if the file does not say."""
     for name in (_MASTER, _SEGMENT):
         if file.read(4) != name:
             return 0
@@ -132,7 +135,10 @@ def _end_of_matroska(file: BinaryIO) -> int:
 
 
 def _number(file: BinaryIO) -> int:
-    """A whole number whose first bits say how many bytes it has; all bits set: `_UNKNOWN`."""
+    """A whole number in Matroska's form, read from the file; `_UNKNOWN` if all bits are set.
+
+    Its first bits say how many bytes it has.
+    """
     first = file.read(1)
     if not first or not first[0]:
         return _UNKNOWN

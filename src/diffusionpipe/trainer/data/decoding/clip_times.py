@@ -1,4 +1,4 @@
-"""When each frame of a clip is shown, from the time stamps of its file; no frame is decoded for it.
+"""The time at which each frame of a clip is shown, from the time stamps of its file; no frame is decoded for it.
 
     in the file        I0   P3   B1   B2   I6   B4   B5   P9 ...      packets, in the order in which they are decoded
     time stamps         0  120   40   80  500  160  460  620 ...      here of a recording that paused
@@ -22,13 +22,13 @@ from diffusionpipe.trainer.data.decoding.clip_file import Key, opened_clip, prob
 from diffusionpipe.units import Seconds
 
 _ROUNDED: Seconds = 1e-3
-"""Seconds by which rounding moves a frame against another one at most."""
+"""The most seconds by which rounding moves a frame against another one."""
 _NTSC = Fraction(1000, 1001)
-"""The factor of a whole number: the rates of American television, e.g. 29.97."""
+"""The factor of a whole number that gives the rates of American television, e.g. 29.97."""
 EXACT: Seconds = 1e-6
-"""Far below the time of a frame, and above the errors of floating-point numbers."""
+"""A small time in seconds, above the errors of floating-point numbers and far below the time of a frame."""
 _CERTAIN = ("h264", "hevc", "vp8", "vp9", "av1")
-"""Decoders that give no frame before a true key frame. An MP4 may say of all its frames that they are key frames."""
+"""Decoders that give no frame before a true key frame. An MP4 may say that all its frames are key frames."""
 _SHOWN = 0x10
 """The bit of a VP8 packet's first byte that says whether the frame is shown, or only read by others."""
 _CONTROL = re.compile(rb"\x21\xf9\x04.(..).\x00[\x21\x2c]", re.DOTALL)
@@ -40,34 +40,35 @@ class FrameTimes:
     """The times of a clip's frames in the order in which they are shown, and its key frames."""
 
     stamps: tuple[int, ...]
-    """Times of the frames in the units of the file, sorted."""
+    """The times of the frames in the file's units of time, sorted."""
     times: tuple[Seconds, ...]
-    """Times of the frames since the first frame, in seconds."""
+    """The times of the frames, in seconds since the first frame."""
     seconds: Seconds
     """The length of the clip in seconds."""
     keys: tuple[Key, ...]
     """The key frames of the clip, sorted."""
     aspect: float
-    """Width of a pixel, for a height of 1."""
+    """The width of a pixel divided by its height."""
     is_counted: bool
-    """Whether frames are known by their number alone: AVI has no times of frames that are shown later than decoded."""
+    """Whether frames are identified by counting: an AVI file has no times for frames that are shown later than decoded.
+    """
 
     @property
     def rate(self) -> float:
-        """Frames of a second, on average; 0 for a clip of one frame."""
+        """The number of frames per second, on average; 0 for a clip of one frame."""
         return (len(self.times) - 1) / self.times[-1] if self.times[-1] > 0 else 0.0
 
     def shown_at(self, seconds: Seconds) -> int:
-        """The number of the frame that is shown at a time: the last one that does not begin after it.
+        """The number of the frame that is shown `seconds` after the first one begins; -1 before the first frame.
 
-        -1 before the first.
+        It is the last frame that does not begin after this time.
         """
         return bisect_right(self.times, seconds + EXACT) - 1
 
     def starts_before(self, frame: int) -> list[Key | None]:
-        """The key frames from which decoding of a frame may begin, the nearest first; None: the beginning of the file.
+        """The key frames from which decoding of a frame may begin, the nearest first; None means the file's beginning.
 
-        A frame that a key frame needs from the group before is not decoded after a seek, so the nearest may fail.
+        A seek may fail where frames near a key frame need frames before it; then the next start has to be tried.
         """
         if self.is_counted:
             return [None]
@@ -123,23 +124,28 @@ def _read(path: Path, state: tuple[int, ...]) -> FrameTimes:
 
 
 class _Packet(NamedTuple):
-    """The facts that a packet states of its frame."""
+    """The facts that a packet of a file states about its frame."""
 
     stamp: int
+    """The time at which the frame is shown, in the file's units of time."""
     place: int
-    """The value that a seek to it is given."""
+    """The time that a seek to it is given, in the file's units of time."""
     duration: int
+    """The time for which the frame is shown, in the file's units of time; 0 if unknown."""
     is_key: bool
     is_shown: bool
+    """Whether the frame is shown; some frames are only read by other frames, or cut away."""
     has_delay: bool
-    """Whether a GIF says for how long it is shown; others need not."""
+    """Whether a GIF says for how long the frame is shown; True for other formats."""
 
 
 def _packet(packet: Any, kind: str, codec: str) -> _Packet:
-    """The facts of a packet that count, without its data.
+    """The facts that a packet states about its frame, without the frame's data.
+
+    `kind`: FFmpeg's name of the file's format. `codec`: the name of the decoder.
 
     Raises:
-        ValueError: it does not say when its frame is shown.
+        ValueError: the packet does not say when its frame is shown.
     """
     stamp = packet.dts if packet.pts is None else packet.pts  # the same order where nothing is decoded early
     if stamp is None:
@@ -160,7 +166,7 @@ def _decodable(packets: Sequence[_Packet]) -> list[_Packet]:
     """The packets from the first key frame on, without those that are shown before it or not at all.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no such packets.
     """
     first = next((number for number, packet in enumerate(packets) if packet.is_key), None)
     if first is None:
@@ -173,10 +179,10 @@ def _decodable(packets: Sequence[_Packet]) -> list[_Packet]:
 
 
 def _refuse_no_delay(packets: Sequence[_Packet]) -> None:
-    """Refuse a GIF with a frame that is shown for no time; programs replace that by times of their own.
+    """Refuses a GIF with a frame that is shown for no time; programs replace that time by times of their own.
 
     Raises:
-        ValueError: it has one; nothing follows the last frame, whose delay does not count.
+        ValueError: there is such a frame before the last one, whose delay does not count.
     """
     for number, packet in enumerate(packets[:-1]):
         if not packet.has_delay:
@@ -186,9 +192,9 @@ def _refuse_no_delay(packets: Sequence[_Packet]) -> None:
 
 
 def _evened(times: Sequence[Seconds], rates: Sequence[Fraction]) -> tuple[Seconds, ...]:
-    """The times, or the times of a constant rate from which they are rounded.
+    """The times of frames in seconds, or the times of a constant rate if these seem to be its rounded times.
 
-    `rates`: the rates that the file states.
+    `rates`: the rates in frames per second that the file states.
     """
     if len(times) < 2:
         return tuple(times)
@@ -205,5 +211,5 @@ def _evened(times: Sequence[Seconds], rates: Sequence[Fraction]) -> tuple[Second
 
 
 def _distance(times: Sequence[Seconds], rate: Fraction) -> Seconds:
-    """How far the times are at most from those of a constant rate."""
+    """The largest difference in seconds between the times and the times of frames at a constant rate."""
     return max(abs(time - number / float(rate)) for number, time in enumerate(times)) if rate > 0 else inf

@@ -1,4 +1,4 @@
-"""Clip files to tensors: some frames of a clip, upright, cut to one size, as levels.
+"""Decodes clip files to tensors: some frames of a clip, upright, cut to one size, as levels.
 
     file       |f0  |f1  |f2  |f3  |f4  |f5  |f6  |f7  |f8  |        12 frames a second
     taken            t0       t1       t2                            3 frames, 6 a second, from a start on
@@ -43,23 +43,24 @@ if TYPE_CHECKING:
 
 ENDINGS = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".gif")
 PLAYED = 16
-"""Frames of a second that a clip is shown with, where nothing says how many."""
+"""The number of frames per second with which a clip is shown if nothing says how many."""
 _SKEWED = 0.01
-"""A display matrix of quarter turns has in two of its places at most so little, for one in the others."""
+"""The largest ratio of a display matrix's small numbers to its large ones that counts as turned by a quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSelection:
-    """How many frames are taken of each clip, and at which rate."""
+    """The number of frames that are taken of each clip, and their rate."""
 
     frames: int
+    """The number of frames that are taken of each clip."""
     rate: float | None = None
-    """Frames of a second that are taken; None: each frame of the file."""
+    """The number of frames per second that are taken; None: each frame of the file."""
     beside_pictures: bool = False
-    """Whether pictures are samples too, beside clips."""
+    """Whether pictures are samples too, besides clips."""
 
     def most(self, clip: FrameTimes) -> int:
-        """The most frames that can be taken of the clip at the rate."""
+        """The largest number of frames that can be taken of the clip at the rate."""
         if self.rate is None:
             return len(clip.times)
         return int((clip.times[-1] - clip.times[0] + EXACT) * self.rate) + 1
@@ -75,22 +76,22 @@ class FrameSelection:
         )
 
     def num_starts(self, clip: FrameTimes) -> int:
-        """At how many frames of the clip the taken ones may begin; 0: it is too short."""
+        """The number of the clip's frames at which the taken frames may begin; 0 if the clip is too short."""
         if self.rate is None:
             return max(0, len(clip.times) - self.frames + 1)
         return bisect_right(clip.times, clip.times[-1] - (self.frames - 1) / self.rate + EXACT)
 
     def numbers(self, clip: FrameTimes, start: int) -> list[int]:
-        """The numbers of the file's frames that are taken, one for each of `frames`, beginning with frame `start`."""
+        """The numbers of the file's frames that are taken of the clip if they begin with frame `start`."""
         if self.rate is None:
             return list(range(start, start + self.frames))
         return [clip.shown_at(clip.times[start] + number / self.rate) for number in range(self.frames)]
 
 
 def selection_of(counts: Sequence[int], rate: float | None) -> FrameSelection | None:
-    """The fewest frames that a sample needs, and their rate; None where all samples are pictures.
+    """The smallest number of frames that a sample needs, and their rate; None where all samples are pictures.
 
-    `counts`: the numbers of frames of all sizes, ascending.
+    `counts`: the numbers of frames of all sizes of samples, ascending. `rate`: the frames per second that are taken.
     """
     if counts[-1] == 1:
         return None
@@ -101,7 +102,7 @@ def check_decoder() -> None:
     """Refuses to read clips where PyAV, which decodes them, is missing.
 
     Raises:
-        ConfigError: it cannot be imported.
+        ConfigError: PyAV cannot be imported.
     """
     try:
         import av  # noqa: F401
@@ -118,9 +119,11 @@ def problem_of_clip(path: Path, taken: FrameSelection) -> str | None:
 
 
 def clip_header(path: Path, taken: FrameSelection) -> Header:
-    """Size, rate, number of frames and problem of a clip.
+    """The size, rate and number of frames of a clip file, or its problem.
 
-    Its first frame is decoded, and only the times of the others read.
+    `taken`: the frames that training takes of it.
+
+    The first frame is decoded; of the others only the times are read.
     """
     if problem := problem_of_file(path):
         return Header(problem=problem)
@@ -136,7 +139,7 @@ def clip_header(path: Path, taken: FrameSelection) -> Header:
 
 
 def is_clip(path: object) -> bool:
-    """Whether it is the path of a clip, by the ending of the file."""
+    """Whether `path` is the path of a clip file, by its ending."""
     return isinstance(path, Path) and path.suffix.lower() in ENDINGS
 
 
@@ -149,10 +152,10 @@ def load_clip(
     crop: tuple[float, float] = CENTRE,
     flip: bool = False,
 ) -> Tensor:
-    """Frames of the clip as uint8 levels, (3, frames, height, width).
+    """The taken frames of the clip as uint8 levels, (3, frames, height, width).
 
-    `start`: a fraction in [0, 1) of the frames at which they may begin. All frames are resized, cut and mirrored alike,
-    as `images.load_levels` does with a picture.
+    `start`: a fraction in [0, 1) that chooses among the frames at which they may begin. All frames are resized, cut and
+    mirrored alike, as `images.load_levels` does with a picture.
 
     Raises:
         PictureError: the file cannot be decoded, or it has too few frames; the message names it.
@@ -175,7 +178,7 @@ def load_clip(
 
 
 def _reason_of(error: Exception) -> str:
-    """A reader's error, in words; of PyAV's errors without the path, and with FFmpeg's log."""
+    """The error of a reader of clips as text; for PyAV's errors without the path, and with FFmpeg's log."""
     if type(error) is ValueError:  # a sentence of ours
         return str(error)
     said = getattr(error, "strerror", None)
@@ -185,7 +188,10 @@ def _reason_of(error: Exception) -> str:
 
 
 def _shown(path: Path, clip: FrameTimes, numbers: Sequence[int]) -> Iterator[tuple[Any, int]]:
-    """The frames of these numbers, in order, each with how often it is taken; fewer if the clip ends before."""
+    """Yields the frames of the clip with these numbers, in order, each with the number of times that it is taken.
+
+    Fewer frames come if the clip ends before.
+    """
     left, last, shown = list(numbers), -1, None
     for number, frame in _decoded(path, clip, numbers[0]):
         # A frame is shown until the next one begins: it serves all wanted numbers below that one's.
@@ -201,10 +207,10 @@ def _shown(path: Path, clip: FrameTimes, numbers: Sequence[int]) -> Iterator[tup
 
 
 def _decoded(path: Path, clip: FrameTimes, first: int) -> Iterator[tuple[int, Any]]:
-    """Frames with their numbers, from `first` on or from before it.
+    """An iterator of (number, frame) of the clip, which begins with frame `first` or before it.
 
     Raises:
-        ValueError: that frame cannot be decoded.
+        ValueError: the first frame cannot be decoded.
     """
     for key in clip.starts_before(first):
         frames = _numbered(path, clip, key)
@@ -215,7 +221,7 @@ def _decoded(path: Path, clip: FrameTimes, first: int) -> Iterator[tuple[int, An
 
 
 def _numbered(path: Path, clip: FrameTimes, key: Key | None) -> Iterator[tuple[int, Any]]:
-    """The frames from a key frame on, with their numbers; those that come before the clip's first have none."""
+    """Yields (number, frame) of the clip from a key frame on, without frames before the clip's first shown frame."""
     seen: Counter[int] = Counter()
     for count, frame in enumerate(decoded_from(path, key)):
         if clip.is_counted:
@@ -227,10 +233,12 @@ def _numbered(path: Path, clip: FrameTimes, key: Key | None) -> Iterator[tuple[i
 
 
 def _seen_size(frame: Any, aspect: float) -> Size:
-    """Width and height of the frame as it is seen, upright and in square pixels; enlarged, not made smaller.
+    """Width and height of the frame as it is seen, upright and in square pixels.
+
+    Where pixels are not square, one side is enlarged. `aspect`: the width of a pixel divided by its height.
 
     Raises:
-        ValueError: it is too long or too high, or turned by less than a quarter.
+        ValueError: the frame is too long or too high, or turned by less than a quarter.
     """
     width, height = round(frame.width * max(1.0, aspect)), round(frame.height / min(1.0, aspect))
     if problem := problem_of_sides(width, height):
@@ -239,18 +247,23 @@ def _seen_size(frame: Any, aspect: float) -> Size:
 
 
 class _Placed(NamedTuple):
-    """How a frame is shown: rows and columns may be exchanged, then each may be in reverse order."""
+    """The moves that bring a stored frame upright: rows and columns exchange, then each may reverse its order."""
 
     is_turned: bool = False
+    """Whether rows and columns exchange."""
     is_mirrored: bool = False
+    """Whether the left side becomes the right one."""
     is_upside_down: bool = False
+    """Whether the top becomes the bottom."""
 
 
 def _placed(frame: Any) -> _Placed:
-    """How the frame is shown, by its display matrix: telephones store clips lying down, some cameras mirrored.
+    """The moves that bring the frame upright, by its display matrix.
+
+    Telephones store clips lying down, some cameras mirrored.
 
     Raises:
-        ValueError: it is turned by less than a quarter.
+        ValueError: the frame is turned by less than a quarter.
     """
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
@@ -266,7 +279,7 @@ def _placed(frame: Any) -> _Placed:
 
 
 def _upright(frame: Any) -> "Image.Image":
-    """The frame as it is seen, but for the shape of its pixels; transparent parts become white, as in pictures."""
+    """The frame as a picture, upright, with white in place of transparent parts; its pixels may not be square yet."""
     from PIL import Image
 
     if frame.format.has_palette or any(component.is_alpha for component in frame.format.components):

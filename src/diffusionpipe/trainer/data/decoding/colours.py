@@ -16,13 +16,13 @@ import numpy as np
 from PIL import Image, ImageCms, ImageFile
 
 _SPACES = {"L": b"GRAY", "RGB": b"RGB ", "CMYK": b"CMYK"}
-"""A profile's name for the colours of each mode of Pillow."""
+"""The name of the colour space in a profile, by Pillow's mode."""
 _CLASSES = (b"mntr", b"scnr", b"prtr", b"spac")
 """Classes of profiles that describe colours: of screens, cameras, printers, and spaces such as Lab."""
 _HEADER = 132
-"""Bytes of a profile before its first tag."""
+"""The number of bytes of a profile before its first tag."""
 _SAME = 1
-"""A profile that moves no level by more is sRGB: such a picture keeps its levels."""
+"""The most by which a profile for sRGB moves a level; pictures with such a profile keep their levels."""
 _SRGB_GAMMA = 0.45455
 _SRGB_PRIMARIES = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
 """x and y of white, red, green and blue, as PNG writes them."""
@@ -30,12 +30,12 @@ _SRGB_PRIMARIES = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How the levels of pictures with a profile become sRGB's."""
+    """The way in which the levels of pictures with one colour profile become levels of sRGB."""
 
     transform: ImageCms.ImageCmsTransform | None = None
-    """The transform of the levels; None: they stay."""
+    """The transform of the levels; None: the levels stay as they are."""
     problem: str | None = None
-    """Why the profile cannot be applied."""
+    """Why the profile cannot be applied; None if it can."""
 
 
 def colours_of(picture: Image.Image) -> str:
@@ -49,15 +49,15 @@ def colours_of(picture: Image.Image) -> str:
 
 
 def stored_mode(picture: Image.Image) -> str:
-    """Pillow's name of the packing of pixels in the file, e.g. "RGB;16B".
+    """Pillow's name for the way in which the file stores pixels, e.g. "RGB;16B"; "" if it is not known.
 
-    "" for none, or where the picture is loaded.
+    It is not known after the picture is loaded.
     """
     return str(picture.tile[0].args) if isinstance(picture, ImageFile.ImageFile) and picture.tile else ""
 
 
 def problem_of_colours(picture: Image.Image) -> str | None:
-    """Why a picture is taken as sRGB though its file says something else; None where that is not so.
+    """Why a picture is taken as sRGB though its file states other colours; None if its colours are read as stated.
 
     Only the header is needed, and the picture must not be loaded yet.
     """
@@ -77,7 +77,10 @@ def problem_of_colours(picture: Image.Image) -> str | None:
 
 
 def srgb_on_white(picture: Image.Image, colours: str, mode: str) -> Image.Image:
-    """The picture in sRGB as `mode`, "RGB" or "L", laid over white; `colours` is the result of `colours_of`."""
+    """The picture in sRGB, laid over white, in Pillow's mode `mode`, "RGB" or "L".
+
+    `colours`: the result of `colours_of` for the picture.
+    """
     profile = picture.info.get("icc_profile")
     found, alpha = _apart(picture, colours)
     if profile:
@@ -94,7 +97,7 @@ def srgb_on_white(picture: Image.Image, colours: str, mode: str) -> Image.Image:
 
 
 def _apart(picture: Image.Image, colours: str) -> tuple[Image.Image, Image.Image | None]:
-    """The picture in the mode `colours`, and how opaque each pixel is; None: all are."""
+    """The picture in the mode `colours`, and a picture of each pixel's opacity; None if all pixels are opaque."""
     transparent = picture.info.get("transparency")
     if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
         levels = np.asarray(picture)
@@ -111,7 +114,7 @@ def _apart(picture: Image.Image, colours: str) -> tuple[Image.Image, Image.Image
 
 @lru_cache(maxsize=16)  # a folder has few profiles, and to prepare one takes longer than a small picture
 def _reading(profile: bytes, colours: str) -> _Reading:
-    """How a profile is applied to pictures in the mode `colours`."""
+    """The way in which a profile is applied to pictures in the mode `colours`."""
     if problem := _problem(profile, _SPACES[colours]):
         return _Reading(problem=problem)
     try:
@@ -124,7 +127,7 @@ def _reading(profile: bytes, colours: str) -> _Reading:
 
 
 def _problem(profile: bytes, space: bytes) -> str | None:
-    """Why the profile, by its header, says nothing of pictures in this colour space."""
+    """Why a profile, by its header, does not describe colours of pictures in this colour space; None if it does."""
     size = int.from_bytes(profile[:4])
     if len(profile) < max(size, _HEADER):
         return f"its colour profile is cut short: it has {len(profile):,} of {max(size, _HEADER):,} bytes"
@@ -138,12 +141,12 @@ def _problem(profile: bytes, space: bytes) -> str | None:
 
 
 def _word(code: bytes) -> str:
-    """A code of four characters, as a message may show it."""
+    """The four characters of a code in a profile as a message may show them; "nothing" for blanks."""
     return ascii(code.decode("latin-1").strip())[1:-1] or "nothing"
 
 
 def _is_srgb(transform: ImageCms.ImageCmsTransform, colours: str) -> bool:
-    """Whether a transform to sRGB changes next to nothing, shown on levels of all kinds."""
+    """Whether a transform to sRGB changes levels of all kinds by next to nothing."""
     if colours == "CMYK":
         return False
     # Of a colour 17 levels a channel, 255 = 16 x 15.9375.

@@ -1,4 +1,4 @@
-"""Picture files to tensors: upright, cut to one size, as levels or in [-1, 1]."""
+"""Decodes picture files to tensors: upright, cut to one size, as levels or in [-1, 1]."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,7 +27,7 @@ _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and heigh
 
 
 class PictureError(DataError):
-    """A picture or clip cannot be decoded: its path, and the reason in words."""
+    """The error that a picture or clip cannot be decoded, with its path and the reason in words."""
 
     def __init__(self, path: Content, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -39,21 +39,22 @@ class Header:
     """The facts in the header of a picture or clip: its size, rate and frames, or the reason why it cannot be used."""
 
     problem: str | None = None
-    """Why the picture cannot be opened."""
+    """Why the picture or clip cannot be used; None if it can."""
     colours: str | None = None
-    """Why it is taken as sRGB though it says something else of its colours."""
+    """Why the picture is taken as sRGB though its file states other colours; None if it is not so."""
     size: Size | None = None
-    """Width and height as it is seen; None where it cannot be opened."""
+    """Width and height as the picture is seen; None if it cannot be opened."""
     rate: float | None = None
-    """Frames of a second of a clip."""
+    """The number of frames per second of a clip; None for a picture."""
     frames: int = 1
-    """The most frames that can be taken of a clip; 1 of a picture."""
+    """The largest number of frames that can be taken of a clip; 1 for a picture."""
 
 
 def read_header(path: Content) -> Header:
-    """The size of a picture as it is seen, and the problems of its file or its colours; checksums are compared.
+    """The size of a picture as it is seen, and the problems of its file or its colours.
 
-    Raises nothing: `problem` has the reason why a picture cannot be opened.
+    The file is read to its end, and its checksums are compared. It raises nothing: `problem` has the reason why a
+    picture cannot be opened.
     """
     if isinstance(path, Path) and (problem := problem_of_file(path)):
         return Header(problem=problem)
@@ -72,9 +73,10 @@ def read_header(path: Content) -> Header:
 
 
 def fingerprint(path: Content) -> bytes:
-    """16 bytes that follow from the file's length and the bytes at its start, middle and end, not from its date.
+    """16 bytes that identify a file: a digest of its length and of the bytes at its start, middle and end.
 
-    So a copy of a data folder has the same. A picture that took the place of another one has another.
+    The date of the file does not count, so a copy of a data folder has the same fingerprints. A picture that replaces
+    another one has another fingerprint.
 
     Raises:
         OSError, ValueError: the file cannot be read.
@@ -97,7 +99,7 @@ def fingerprint(path: Content) -> bytes:
 def load_pixels(
     path: Content, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
-    """The picture, cut to a square, as float32 in [-1, 1], (channels, resolution, resolution).
+    """The picture as float32 in [-1, 1], cut to a square, (channels, resolution, resolution).
 
     It is resized, cut at `crop` and mirrored as `load_levels` does it.
 
@@ -111,7 +113,7 @@ def load_pixels(
 def load_levels(
     path: Content, *, size: Size, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
-    """The picture as uint8 levels, (channels, height, width).
+    """The picture as uint8 levels, upright and cut to `size`, (channels, height, width).
 
     It is resized until it just covers `size` (bicubic, with antialiasing), then `size` is cut out at `crop`: fractions
     in [0, 1) of what is left over to the left and above. EXIF rotation and colour profile are applied, transparency
@@ -137,8 +139,11 @@ class CropPlacing:
     """The size to which a picture is resized, and the corner of the piece that is cut out of it, in pixels."""
 
     resized: Size
+    """The width and height to which the picture is resized."""
     left: int
+    """The number of pixels left of the piece."""
     top: int
+    """The number of pixels above the piece."""
 
 
 def placing(found: Size, size: Size, crop: tuple[float, float]) -> CropPlacing:
@@ -169,20 +174,24 @@ def upright_size(path: Content) -> tuple[int, int]:
 
 
 def _upright(picture: Image.Image) -> Size:
-    """Width and height of a picture as it is seen."""
+    """Width and height of an opened picture as it is seen, after the turn that its EXIF data state."""
     is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
     return picture.size[::-1] if is_turned else picture.size
 
 
 def save_picture(pixels: Tensor, path: Path) -> None:
-    """Writes pixels in [-1, 1], (3, H, W) or (1, H, W), as the picture file `path`; values beyond are cut off."""
+    """Writes pixels in [-1, 1], (3, H, W) or (1, H, W), as the picture file `path`; clamps values outside the range."""
     levels = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     values = levels.permute(1, 2, 0).numpy()  # (H, W, C)
     Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(path)
 
 
 def _refuse_unfit(picture: Image.Image) -> None:
-    """Raise a ValueError for pictures that cannot become squares, or whose levels have no known meaning."""
+    """Refuses pictures whose sides differ too much, or whose levels have no known meaning.
+
+    Raises:
+        ValueError: the picture is such a one.
+    """
     if picture.mode == "F":  # nothing says which level is white, and Pillow cuts them at 255
         raise ValueError("its levels are floating-point numbers of unknown range; save it with 8 or 16 bits")
     if problem := problem_of_sides(*picture.size):
@@ -190,14 +199,17 @@ def _refuse_unfit(picture: Image.Image) -> None:
 
 
 def problem_of_sides(width: int, height: int) -> str | None:
-    """Why a picture is too long or too high, its sides differing by a factor above 100; None if it is not."""
+    """A sentence if one side of a picture is more than 100 times as long as the other; else None."""
     if max(width, height) <= _MAX_RATIO * min(width, height):
         return None
     return f"it has {width} x {height} pixels; one side may be at most {_MAX_RATIO} times the other"
 
 
 def cut_out(picture: Image.Image, place: CropPlacing, size: Size, *, flip: bool) -> Image.Image:
-    """The picture resized to `place.resized`, with the piece of `size` cut out there, mirrored if `flip` says so."""
+    """The piece of the given size that is cut out of a picture, which is first resized.
+
+    `place`: the size to which it is resized, and the corner of the piece. `flip`: mirror the piece.
+    """
     if place.resized != picture.size:
         picture = picture.resize(place.resized, Image.Resampling.BICUBIC)
     picture = picture.crop((place.left, place.top, place.left + size[0], place.top + size[1]))

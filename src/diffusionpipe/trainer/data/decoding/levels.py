@@ -1,4 +1,4 @@
-"""Pictures as levels of 0 to 255, a byte each, until they are on the device.
+"""Pictures as levels of 0 to 255, one byte each, until they are on the device.
 
     data worker          rank, page-locked      device
     levels (uint8)  ──>  levels (uint8)    ──>  levels ──> values in the model's dtype
@@ -12,11 +12,11 @@ from torch import Tensor
 
 NUM_LEVELS = 256
 _LOWEST = {"pixels": -1, "condition": 0}
-"""Raw inputs that are pictures, and the value of their lowest level; the highest level is 1."""
+"""The value of the lowest level, for each kind of raw input that is a picture; the highest level is 1."""
 
 
 def keeps_levels(device: torch.device) -> bool:
-    """Whether pictures reach this device as uint8 levels: a GPU; on a CPU nothing is gained."""
+    """Whether pictures reach this device as uint8 levels: True for a GPU; on a CPU nothing is gained."""
     return device.type == "cuda"
 
 
@@ -26,7 +26,7 @@ def is_picture(kind: str) -> bool:
 
 
 def values_of_pictures(kind: str, levels: Tensor) -> Tensor:
-    """The values of uint8 levels in float32: in [-1, 1] for pixels, in [0, 1] for pictures that steer."""
+    """The values of uint8 levels in float32: in [-1, 1] for pixels, in [0, 1] for conditioning pictures."""
     pixels = levels.to(torch.float32).div_(127.5).sub_(1)
     return pixels if _LOWEST[kind] < 0 else pixels.add_(1).div_(2)
 

@@ -1,4 +1,4 @@
-"""Opens picture files, also large ones and such with much text, and says which level of their pixels is transparent."""
+"""Opens picture files, also large ones and ones with long texts, and corrects their transparent level."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from diffusionpipe.trainer.data.decoding.colours import stored_mode
 from diffusionpipe.units import Bytes
 
 MAX_SIDE = 32_000
-"""A picture may have at most this number of pixels times itself: 3 GB of memory as RGB."""
+"""The square root of the largest number of pixels of a picture, which takes 3 GB of memory as RGB."""
 _MAX_TEXT: Bytes = 64 * 2**20
-"""Most bytes of one text or colour profile in a PNG, unpacked. Graphs of ComfyUI have a few MiB, printers' profiles
+"""The most bytes of one text or colour profile in a PNG, unpacked. Graphs of ComfyUI have a few MiB, printers' profiles
 some more."""
 _GREY_STEPS = {"L;2": 85, "L;4": 17}
-"""The factor of the transparent level, by the stored mode: Pillow spreads grey of few bits over 0 to 255, but not
-this level."""
+"""The factor of the transparent level, by the stored mode: Pillow spreads grey of few bits over 0 to 255, but not this
+level."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def opened_picture(path: Content) -> Iterator[Image.Image]:
     """A context with Pillow's picture, of which only the header has been read.
 
     Raises:
-        ValueError: it has more than 32,000 x 32,000 pixels, or a text or profile of more than 64 MiB.
+        ValueError: the picture has more than 32,000 x 32,000 pixels, or a text or profile of more than 64 MiB.
         Exception: any error of the reader of its format.
     """
     # Pillow has limits of its own, for the whole process: 179 megapixels, and 1 MiB of a text.
@@ -49,7 +49,7 @@ def opened_picture(path: Content) -> Iterator[Image.Image]:
 
 
 def _correct_transparency(picture: Image.Image) -> None:
-    """Give the transparent level or colour of a PNG the scale that Pillow gives its pixels."""
+    """Gives the transparent level or colour of a PNG the scale that Pillow gives the picture's pixels."""
     transparent, stored = picture.info.get("transparency"), stored_mode(picture)
     if transparent is None or picture.format != "PNG":
         return

@@ -1,1 +1,1 @@
-"""Holes that a model learns to fill, and masks of the loss."""
+"""Masks of the holes that an inpainting model learns to fill, and masks of the loss."""

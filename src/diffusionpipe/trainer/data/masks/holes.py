@@ -23,14 +23,14 @@ from diffusionpipe.trainer.data.decoding.picture_file import opened_picture
 from diffusionpipe.trainer.data.masks.kinds import NAME, MaskKind
 
 NUM_DRAWS = 4
-"""Uniform numbers that decide a drawn mask."""
+"""The number of random numbers that decide a drawn mask."""
 _THRESHOLD = 128
 _LEAST, _MOST = 0.15, 0.75
-"""The smallest and the largest share of a side that a drawn hole takes."""
+"""The smallest and the largest part of a picture's side that a drawn hole takes."""
 _ONE_SIDE, _TWO_SIDES = 0.3, 0.55
-"""Probabilities of holes at one side and at two opposite ones; else they are at all four."""
+"""The probabilities of holes at one side and at two opposite sides; else they are at all four."""
 _NO_GUIDES, _FIRST_AND_LAST = 0.3, 0.35
-"""Probabilities of clips without frames that are known whole, and with two of them."""
+"""The probabilities that no frame of a clip is known whole, and that the first and the last are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +39,22 @@ class MaskSource:
 
     kind: MaskKind
     pattern: str | None = None
-    """For files: the path of a picture's mask, with `NAME` in it."""
+    """For masks from files: the path of a picture's mask, with `NAME` in place of the picture's name."""
 
     def path(self, picture: str) -> Path:
-        """The path of a picture's mask: the pattern with the picture's name in its folder, without its ending."""
+        """The path of a picture's mask file: the pattern with the picture's name inserted.
+
+        `picture`: the name in its folder; its ending is left out.
+        """
         assert self.pattern is not None
         return Path(self.pattern.replace(NAME, str(PurePosixPath(picture).with_suffix(""))))
 
 
 def drawn_mask(kind: MaskKind, numbers: Sequence[float], size: Size) -> Tensor:
-    """A mask (1, H, W), 1 in the hole, from `NUM_DRAWS` uniform numbers in [0, 1); `size` is width and height."""
+    """A mask (1, H, W), 1 in the hole, of a kind that is drawn.
+
+    `numbers`: `NUM_DRAWS` uniform numbers in [0, 1) that decide it. `size`: width and height.
+    """
     width, height = size
     mask = torch.zeros(1, height, width)
     if kind is MaskKind.EDGES:
@@ -65,10 +71,13 @@ def drawn_mask(kind: MaskKind, numbers: Sequence[float], size: Size) -> Tensor:
 
 
 def guide_frames(kind: MaskKind, numbers: Sequence[float], frames: int) -> list[bool]:
-    """Whether each frame of a clip is known whole, from uniform numbers in [0, 1): one, and one for each frame.
+    """For each frame of a clip, whether it is a guide frame, which the model sees whole.
 
-    None (with probability 0.3), the first and the last (0.35), or each with probability 1/2 (0.35), as M3DDM+ has it.
-    All other frames of a clip have the same hole. Of `MaskKind.FIRST` the first one alone is known.
+    `numbers`: uniform numbers in [0, 1), one for the clip and one for each frame.
+
+    Guide frames are none (with probability 0.3), the first and the last (0.35), or each frame with probability 1/2
+    (0.35), as M3DDM+ has it. All other frames of a clip have the same hole. With `MaskKind.FIRST` the first frame alone
+    is one.
 
     >>> guide_frames(MaskKind.EDGES, (0.5, 0, 0, 0), 3), guide_frames(MaskKind.EDGES, (0.9, 0.1, 0.7, 0.2), 3)
     ([True, False, True], [True, False, True])
@@ -83,7 +92,10 @@ def guide_frames(kind: MaskKind, numbers: Sequence[float], frames: int) -> list[
 
 
 def _edges(numbers: Sequence[float], size: Size) -> Iterator[tuple[int, int, int, int]]:
-    """Strips as (left, top, right, bottom)."""
+    """Yields the strips at a picture's sides that form the hole, as (left, top, right, bottom) in pixels.
+
+    `numbers`: uniform numbers in [0, 1) that decide them.
+    """
     ratio = _LEAST + (_MOST - _LEAST) * numbers[0]
     width, height = size
     across, down = (max(1, int(side * ratio / 2)) for side in size)  # two opposite strips take the share together
@@ -98,10 +110,13 @@ def _edges(numbers: Sequence[float], size: Size) -> Iterator[tuple[int, int, int
 
 
 def load_mask(path: Path, *, found: Size, size: Size, crop: tuple[float, float] = CENTRE, flip: bool = False) -> Tensor:
-    """The mask in a file, (1, H, W), 1 in the hole, resized and cut as its picture of size `found` is to `size`.
+    """The mask in a file, (1, H, W), 1 in the hole, resized and cut as its picture is.
+
+    `found`: width and height of the picture's file. `size`: width and height of the result. `crop`, `flip`: as for
+    `images.load_levels`.
 
     Raises:
-        PictureError: it cannot be the mask of such a picture; the message names the file.
+        PictureError: the file cannot be the mask of such a picture; the message names it.
     """
     levels = mask_levels(path, found)
     place = placing(found, size, crop)
@@ -114,10 +129,12 @@ def load_mask(path: Path, *, found: Size, size: Size, crop: tuple[float, float] 
 
 
 def mask_levels(path: Path, found: Size) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """The levels of a mask file for a picture of size `found`, uint8 (H, W): 0 where known, 255 in the hole.
+    """The levels of a mask file, uint8 (H, W): 0 where the picture is known, 255 in the hole.
+
+    `found`: width and height of the picture.
 
     Raises:
-        PictureError: it cannot be read, has another size, transparent pixels or grey values, or is all of one level.
+        PictureError: the file cannot be read, has another size, transparent pixels or grey values, or only one level.
     """
     try:
         with opened_picture(path) as opened:
@@ -134,7 +151,7 @@ def mask_levels(path: Path, found: Size) -> "np.ndarray[tuple[int, int], np.dtyp
 
 
 class MaskError(PictureError):
-    """A file cannot be the mask of its picture; the message has the path and the reason."""
+    """The error that a file cannot be the mask of its picture; the message has the path and the reason."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -159,7 +176,7 @@ def _problem_of(levels: "np.ndarray[tuple[int, int], np.dtype[np.uint8]]", found
 
 
 def problems_of_mask(path: Path, picture: Content) -> str | None:
-    """Why a file cannot be the mask of a picture, in one sentence; None if it can. Both files are read."""
+    """A sentence on why the file `path` cannot be the mask of a picture; None if it can. Both files are read."""
     if not path.is_file():
         return f"{picture}: its mask {path} is missing"
     try:

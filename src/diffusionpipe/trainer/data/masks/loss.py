@@ -22,9 +22,9 @@ from diffusionpipe.trainer.data.text.treatment import Treatment
 
 
 def loss_mask_of(dataset: Dataset, treatments: Sequence[Treatment], sample: int) -> Path | None:
-    """The path of a sample's mask of the loss, by its picture's name in its source; None where its source has no masks.
+    """The path of the file that weights a sample in the loss; None where its source of samples has no such masks.
 
-    `treatments`: by source, with the pattern of the paths.
+    `treatments`: for each source, with the pattern of the paths.
     """
     pattern = treatments[dataset.samples[sample].source].loss_mask
     if pattern is None:
@@ -35,12 +35,12 @@ def loss_mask_of(dataset: Dataset, treatments: Sequence[Treatment], sample: int)
 def load_loss_mask(
     path: Path, *, size: Size, latents: tuple[int, int], crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
-    """The weights of a picture's latents in [0, 1], (1, h, w) with `latents` = (h, w), from its mask file.
+    """The weights in the loss of a picture's latents, in [0, 1], (1, h, w), from its mask file.
 
-    `size`: width and height to which the picture is cut, at `crop`; `flip` mirrors it.
+    `size`: width and height to which the picture is cut, at `crop`; `flip` mirrors it. `latents`: (h, w).
 
     Raises:
-        PictureError: it cannot be read; the message names the file.
+        PictureError: the file cannot be read; the message names it.
     """
     try:
         with opened_picture(path) as opened:
@@ -56,9 +56,11 @@ def load_loss_mask(
 
 
 def problem_of_loss_mask(path: Path, picture: Content, found: Size | None) -> str | None:
-    """Why a file cannot be the mask of the loss for a picture of size `found`; None if it can.
+    """A sentence on why the file `path` cannot be a mask of the loss for a picture; None if it can.
 
-    Only the mask's header is read; with `found` None sizes are not compared.
+    `found`: width and height of the picture.
+
+    Only the mask's header is checked; with `found` None sizes are not compared.
     """
     if not path.is_file():
         return f"{picture}: its mask of the loss, {path}, is missing"

@@ -1,1 +1,1 @@
-"""Places of samples to checked data sets: folders, tables, shards, several sources."""
+"""Makes checked data sets of the places that hold samples: folders, tables, shards, several sources."""

@@ -26,23 +26,25 @@ METADATA = "metadata.jsonl"
 METADATA_FILES = (METADATA, "metadata.csv")
 LISTS = "metadata.json"
 SIDECARS = (".txt", ".caption")
-"""Endings of captions beside pictures, in small or capital letters; the first one counts."""
+"""The endings of caption files beside pictures, in small or capital letters; the first one that exists counts."""
 UNREAD_TABLES = (".parquet", ".arrow", ".tsv", ".xlsx", ".json", ".jsonl", ".csv")
-"""Endings of files that could hold captions, but that are not read."""
+"""The endings of files that could hold captions, but are not read."""
 MAX_CAPTION = 100_000
-"""Characters; the longest text encoders read a few hundred words."""
+"""The largest number of characters of a caption; the longest text encoders read a few hundred words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Captions, label and steering picture that are written about one picture."""
+    """The captions, the label and the conditioning picture that a folder's files state for one picture."""
 
     text: str | None = None
+    """The first caption; None without any."""
     others: tuple[str, ...] = ()
-    """Further captions."""
+    """The further captions."""
     label: int | None = None
+    """The number of the picture's class; None without any."""
     condition: str | None = None
-    """The picture that steers, as a path below the folder, with "/"."""
+    """The path of its conditioning picture below the folder, with "/"; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +54,14 @@ class Metadata:
     descriptions: dict[str, Description]
     """The descriptions of pictures, by the picture's path below the folder, with "/"."""
     problems: tuple[str, ...]
-    """Lines that cannot be used, with file and line number."""
+    """A sentence for each line that cannot be used, with file and line number."""
 
 
 def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
-    """The descriptions in metadata files (paths below the folder) by picture, and the problems of unusable lines."""
+    """The descriptions in a folder's metadata files by picture, and a sentence for each unusable line.
+
+    `files`: paths below the folder.
+    """
     descriptions: dict[str, Description] = {}
     problems: list[str] = []
     for file in files:
@@ -74,7 +79,7 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
 
 
 def read_list(folder: Path, file: str) -> Metadata | None:
-    """The descriptions in a metadata.json `file`, and its unusable entries; None where it is not a list of pictures."""
+    """The descriptions in the metadata.json `file`, and its unusable entries; None if it is not a list of pictures."""
     try:
         found = json.loads(read_text(folder / file))
     except (OSError, ValueError, RecursionError):
@@ -100,7 +105,10 @@ def _add(
     place: str,
     row: dict[str, object] | ValueError,
 ) -> None:
-    """Add what a row of a file says, or the problem that it has."""
+    """Adds the description in one row of a file to `descriptions`, or a sentence to `problems` if it is unusable.
+
+    `place`: the row in words, for the sentence. `row`: the row's values by key, or the error from reading it.
+    """
     try:
         if isinstance(row, ValueError):
             raise row
@@ -130,7 +138,11 @@ def read_caption(file: Path) -> str:
 
 
 def _check_caption(text: str) -> None:
-    """Raise a ValueError for what no caption has: a NUL shows that the file is not text, or in another encoding."""
+    """Refuses a text that cannot be a caption.
+
+    Raises:
+        ValueError: it is too long, or has a NUL: then the file is not text, or in another encoding.
+    """
     if "\0" in text:
         raise ValueError("the caption holds a NUL character; write it as UTF-8 text")
     if len(text) > MAX_CAPTION:
@@ -138,12 +150,12 @@ def _check_caption(text: str) -> None:
 
 
 def _below(metadata: str, name: str) -> str:
-    """The path below the folder of what a metadata file names relative to itself."""
+    """The path below the data folder of a file that the metadata file `metadata` names relative to itself."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(metadata), name))
 
 
 def _json_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]]:
-    """Number and object of each line that is not empty, or why there is none."""
+    """Yields the number of each line that is not empty, with its JSON object or the error from reading it."""
     # Not `splitlines`: a caption may hold U+2028, which JSON allows.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -162,7 +174,7 @@ def _json_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]
 
 
 def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]]:
-    """Number of the first line and cells of each row, or why there are none."""
+    """Yields the first line's number of each row, with its cells by column or the error from reading it."""
     reader, before = csv.DictReader(StringIO(text, newline=""), strict=True), 1  # the line of the columns' names
     try:
         for cells in reader:
@@ -179,7 +191,7 @@ def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]]
 
 
 def _described(row: dict[str, object]) -> tuple[str, Description]:
-    """The file name and description in a row of metadata.
+    """The file name and the description in one row of metadata.
 
     Raises:
         ValueError: a value is missing or of another kind.
@@ -202,7 +214,7 @@ def _texts_in(value: object) -> list[str]:
     """The captions in a row: a text, a list of texts, or none.
 
     Raises:
-        ValueError: the value is neither, or no caption.
+        ValueError: the value is none of these, or a text cannot be a caption.
     """
     if value is None:
         return []

@@ -1,10 +1,10 @@
-"""The files of a run's training data, in data.json of its folder: which it began with, and which came later.
+"""The files of a run's training data, in data.json of its folder: those at its start, and those that came later.
 
     {"generations": [{"since": 0, "files": {"a.png": "0f3c...", "b.png": "77aa..."}},
                      {"since": 40, "files": {"c.png": "91d2..."}}]}
 
-A file has the digest of its picture and of what is said of it. `since` is the position in the order of the data from
-which on the files are known; they enter with the epoch that begins there.
+Each file has a digest of its picture and of its captions and label. `since` is the position in the order of the data
+from which on the files count; they enter with the epoch that begins there.
 """
 
 import json
@@ -23,26 +23,31 @@ FILE = "data.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Files of training data that are known from one position of the order on, each with a digest."""
+    """Files of training data that count from one position of the data's order on, each with a digest."""
 
     since: int
+    """The position in the order of the data from which on the files count."""
     files: dict[str, str]
-    """The digests of the files' contents, by the files' names."""
+    """The digest of each file's content and description, by the file's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFiles:
-    """The content of data.json: all files of a run's training data, by the time at which they came."""
+    """The content of data.json: all files of a run's training data, by the position at which they entered."""
 
     generations: tuple[Generation, ...]
+    """The files that entered together, in the order of their positions."""
 
     def since_of(self) -> dict[str, int]:
-        """The position in the order of the data from which on each file is known, by the file's name."""
+        """For each file, by name, the position in the order of the data from which on it counts."""
         return {name: one.since for one in self.generations for name in one.files}
 
 
 def first_ledger(files: Mapping[str, str]) -> DataFiles:
-    """The list of files of a run that begins: all from position 0 on; `files` are digests by name."""
+    """The list of files of a run that begins: all count from position 0 on.
+
+    `files`: digests by name.
+    """
     return DataFiles(generations=(Generation(since=0, files=dict(files)),))
 
 
@@ -56,7 +61,7 @@ def read_ledger(folder: Path) -> DataFiles | None:
     """The list of files in data.json of a run's folder; None where an older version has written none.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     path = folder / FILE
     try:
@@ -70,7 +75,11 @@ def read_ledger(folder: Path) -> DataFiles | None:
 
 
 def _parsed(found: object) -> DataFiles:
-    """The ledger that a JSON value is. Raises a ValueError where it is none."""
+    """The list of files that a JSON value states.
+
+    Raises:
+        ValueError: the value has another form.
+    """
     generations = found.get("generations") if isinstance(found, dict) else None
     if not isinstance(generations, list) or not generations:
         raise ValueError("it is not written by a run")
@@ -92,14 +101,16 @@ class Continuation:
     position: int
     """The position in the order of the data at which the run continues."""
     may_grow: bool
+    """Whether new files may enter."""
     noun: str
-    """The kind of the files, in the plural."""
+    """The kind of the files in the plural, e.g. "pictures"."""
 
 
 def continued(ledger: DataFiles, files: Mapping[str, str], samples: Sequence[str], at: Continuation) -> DataFiles:
-    """The list of files of a run that continues: `ledger`, with new files among `files` from the next epoch on.
+    """The list of files of a run that continues: `ledger`, and new files among `files` from the next epoch on.
 
-    `files`: digests by name, as they are now; `samples`: the names that are trained on.
+    `files`: the present digests by name. `samples`: the names of all samples that are trained on, repeated ones too.
+    `at`: the place at which the run continues.
 
     Raises:
         CheckpointError: files that the run has used are gone or different, or new ones may not enter.
@@ -129,7 +140,7 @@ def continued(ledger: DataFiles, files: Mapping[str, str], samples: Sequence[str
 
 
 def _present(generation: Generation, files: Mapping[str, str]) -> Generation:
-    """The files that have not entered yet and are still there, as they are now."""
+    """The generation with its files that still exist, and their present digests; it has not entered yet."""
     return replace(generation, files={name: files[name] for name in generation.files if name in files})
 
 

@@ -38,13 +38,14 @@ logger = logging.getLogger(__name__)
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 UNREAD = (".tif", ".tiff", ".avif", ".heic", ".jxl")
-"""Endings of pictures of other kinds: an error names such files, as it names clips among pictures, or the reverse."""
+"""The endings of pictures of other kinds: an error names such files, as it names clips among pictures, or the reverse.
+"""
 NUM_EXAMPLES = 10
-"""The most pictures of each problem that an error names."""
+"""The largest number of pictures that an error names for each problem."""
 NUM_SHOWN = 3
-"""The most pictures that a warning names."""
+"""The largest number of pictures that a warning names."""
 PROGRESS_EVERY = 100
-"""Pictures between two reports of progress."""
+"""The number of pictures between two reports of progress."""
 
 _MOST_ENDINGS = 5
 _READ = f"{METADATA}, metadata.csv and {LISTS}"
@@ -59,52 +60,57 @@ class Condition(StrEnum):
     TEXT = "text"
     LABEL = "label"
     NOTHING = "nothing"
-    """Captions and labels are read where they are, for a report."""
+    """Nothing is needed; captions and labels are read where they exist, for a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A picture or clip by name, with its captions, label and steering picture, and where it is stored."""
+    """A picture or clip by name, with its captions, label and conditioning picture, and the place of its bytes."""
 
     name: str
-    """Path below the folder, with "/"."""
+    """The path below the folder, with "/"."""
     text: str | None = None
+    """The first caption; None without any."""
     others: tuple[str, ...] = ()
-    """Further captions."""
+    """The further captions."""
     label: int | None = None
+    """The number of its class; None without any."""
     condition: str | None = None
-    """The picture that steers, as a path below the folder."""
+    """The path of its conditioning picture below the folder; None without any."""
     source: int = 0
-    """The number of its source, where the data have several."""
+    """The index of its source; 0 where the data are one folder."""
     place: tuple[int, ...] = ()
-    """The place of a picture that is not a file of its own: (shard, first byte, bytes), or (row of a table,)."""
+    """The place of a picture that is not a file of its own: (shard, first byte, number of bytes) or (row of a table,).
+    """
     size: tuple[int, ...] = ()
-    """Width and height of the picture as it is seen, where samples have several sizes."""
+    """Width and height of the picture as it is seen; () where all samples are trained at one size."""
     frames: int = 1
-    """The most frames that can be taken of a clip; 1 of a picture."""
+    """The largest number of frames that can be taken of a clip; 1 for a picture."""
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """All captions, the first one before the further ones; () without any."""
+        """All captions, the first one and then the further ones; () without any."""
         return () if self.text is None else (self.text, *self.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePart:
-    """One source of a data set: its name, folder, number of samples, and how often an epoch has each."""
+    """One source of a data set: its name, folder, number of samples, and their repeats in an epoch."""
 
     name: str
+    """The name of the source; "" where there is only one."""
     folder: Path
+    """The folder of its files."""
     count: int
-    """The number of its samples."""
+    """The number of its different samples."""
     repeats: int
-    """How often an epoch has each of them."""
+    """The number of times that an epoch has each of them."""
     files: tuple[str, ...] = ()
-    """Its shards, or the files of its table; () where samples are files."""
+    """The paths of its shards, or of its table's files; () where samples are files of their own."""
     split: str = ""
-    """The split of a table that is read."""
+    """The name of the table's split that is read; "" for other sources."""
     image: str = ""
-    """The column of a table that has the pictures."""
+    """The table's column of pictures; "" for other sources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +118,20 @@ class Dataset:
     """All samples of a folder, or of several sources, in their order."""
 
     folder: Path
-    """The folder; without a meaning where there are several."""
+    """The folder; it has no meaning where there are several sources."""
     samples: tuple[Sample, ...]
     """The samples, sorted by name; samples that enter later come after the others."""
     contents: str = ""
-    """A fingerprint of all picture files, also those that steer; "" where they were not opened."""
+    """A fingerprint of all picture files, conditioning pictures too; "" where they were not opened."""
     rate: float | None = None
-    """Frames of a second of the middle one of its clips, by their own rates; None of pictures."""
+    """The median of the clips' frames per second, by their own rates; None for pictures."""
     growth: Growth = ()
-    """When those at the end are known; () where all are from the beginning."""
+    """The positions from which on the last samples count, and their numbers; () where all count from the start."""
     parts: tuple[SourcePart, ...] = ()
     """The sources, by `Sample.source`; () where there is one folder. Names of samples begin with their source's."""
 
     def path(self, index: int) -> Content:
-        """The file of sample `index`, or the place of its bytes in a tar file or a table."""
+        """The path of the file of sample `index`, or the place of its bytes in a tar file or a table."""
         sample = self.samples[index]
         if not sample.place:
             return self._folder_of(index) / self.own_name(index)
@@ -136,11 +142,11 @@ class Dataset:
         return TarMember(Path(part.files[shard]), start, size, self.own_name(index).rpartition(".tar/")[2])
 
     def condition_path(self, index: int) -> Path:
-        """The file of the picture that steers sample `index`; the folder where the sample has none."""
+        """The path of the conditioning picture of sample `index`; its folder where it has none."""
         return self._folder_of(index) / (self.samples[index].condition or "")
 
     def own_name(self, index: int) -> str:
-        """The path of sample `index` below its folder, with "/"."""
+        """The path of sample `index` below its own folder, with "/", without the name of its source."""
         sample = self.samples[index]
         prefix = f"{self.parts[sample.source].name}/" if self.parts else ""
         # A single table is a part without a name.
@@ -148,7 +154,7 @@ class Dataset:
 
     @property
     def where(self) -> str:
-        """The paths of its folders with commas between, for messages."""
+        """The paths of the data's folders with commas between them, for messages."""
         return ", ".join(str(part.folder) for part in self.parts) or str(self.folder)
 
     def _folder_of(self, index: int) -> Path:
@@ -160,13 +166,13 @@ class Findings:
     """Further results of a scan: sizes of the samples, digests of the files, sentences on files that are not used."""
 
     noun: str
-    """The kind of its samples, in the plural."""
+    """The kind of the samples in the plural, e.g. "pictures"."""
     sizes: tuple[Size | None, ...]
-    """Width and height of each sample as it is seen; None where that is not known."""
+    """Width and height of each sample as it is seen; None where it is not known."""
     files: dict[str, str]
-    """A digest of each picture, also of those that steer, and of what is said of it, by its name."""
+    """A digest of each picture and its description, by the picture's name; conditioning pictures too."""
     overlooked: tuple[str, ...]
-    """Files that are not used, with their number and the reason, one kind in each sentence."""
+    """Sentences on files that are not used, with their number and the reason, one for each kind of files."""
 
 
 _NEEDED = {
@@ -177,16 +183,18 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """The kind of files that are read of a folder."""
+    """The kind of files that are read as samples from a folder."""
 
     noun: str
     """The name of this kind of files in the plural, e.g. "pictures"."""
     endings: tuple[str, ...]
+    """The endings of its files."""
     others: tuple[str, ...]
-    """Endings of files that are not read, though they could be meant."""
+    """The endings of files that are not read, though a user could mean them."""
     header_of: Callable[[Path], Header]
+    """A function that reads the header of such a file."""
     remedy: str
-    """The advice about files of other endings."""
+    """The advice about files with other endings."""
 
 
 _PICTURES = _Kind(
@@ -221,18 +229,18 @@ def _clips(taken: FrameSelection) -> _Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRules:
-    """How a folder is scanned: which pictures are left out, and whether problems are errors."""
+    """The rules of a scan: the pictures that are left out, and whether problems are errors."""
 
     apart: Path | None = None
-    """A folder whose pictures are left out where it lies in the scanned one: validation's of training's."""
+    """A folder whose pictures are left out if it lies in the scanned one, e.g. the folder of validation data."""
     may_skip: bool = False
-    """Whether pictures of this folder may be left out, if data.on_error says so: those to train on."""
+    """Whether pictures of this folder may be left out if data.on_error says so: True for training data."""
     reports: bool = False
-    """Name problems among the overlooked files, and leave out the pictures that have them; else they are errors."""
+    """Whether problems are named among the overlooked files and their pictures left out; else they are errors."""
     prefix: str = ""
-    """Put before the names of pictures that are left out: the name of a source and "/"."""
+    """A text before the names of pictures that are left out: the name of a source and "/"."""
     skipping: Skipping | None = None
-    """Leave out pictures that cannot be read; None: they are errors."""
+    """The list to which pictures that cannot be read are added, which are then left out; None: they are errors."""
 
 
 STRICT = ScanRules()
@@ -247,9 +255,9 @@ def scan(
     progress: Progress | None = None,
     rules: ScanRules = STRICT,
 ) -> Dataset:
-    """The samples of a folder, every picture opened and its header checked; the first result of `examine`.
+    """The samples of a folder; every picture is opened and its header checked.
 
-    `need`: the description that each must have. `taken`: the frames that are taken of each clip.
+    It is the first result of `examine`, which has the same arguments.
 
     Raises:
         DataError: there are no pictures, or pictures, captions or metadata cannot be used.
@@ -268,8 +276,9 @@ def examine(
 ) -> tuple[Dataset, Findings]:
     """The samples of a folder, and further findings; every picture is opened and its header checked.
 
-    Without `check_headers` none is opened. `need`: the description that each must have. `taken`: the frames that are
-    taken of each clip, for a folder of clips. `progress` is called with the number of files checked and of all.
+    Without `check_headers` none is opened. `need`: the description that each sample must have. `taken`: the frames that
+    are taken of each clip; None for a folder of pictures. `progress` is called with the number of files checked and the
+    number of all files.
 
     Raises:
         DataError: there are no pictures, or pictures, captions or metadata cannot be used; every kind of problem is
@@ -345,10 +354,11 @@ def examine(
 
 
 def _listed(folder: Path, kind: _Kind, rules: ScanRules) -> Listing:
-    """The files of the folder.
+    """The names of the folder's files by their use.
 
     Raises:
-        DataError: there are no pictures.
+        DataError: there is no such folder, or it has no files of this kind.
+        ConfigError: clips are read, and PyAV is missing.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give a folder of {kind.noun} with {METADATA} or .txt files")
@@ -367,9 +377,9 @@ def _listed(folder: Path, kind: _Kind, rules: ScanRules) -> Listing:
 
 
 def digest_of(contents: bytes, about: Description | None) -> str:
-    """A digest of 16 hexadecimal digits of a picture's fingerprint `contents` and its description.
+    """A digest, 16 hexadecimal digits, of a picture's file and its description.
 
-    None: without one.
+    `contents`: the fingerprint of the file. `about`: the description; None without any.
     """
     # Only where there are others, so that digests of pictures with one caption stay as in older runs.
     more = () if about is None or not about.others else (about.others,)
@@ -378,7 +388,7 @@ def digest_of(contents: bytes, about: Description | None) -> str:
 
 
 def _overlooked(listing: Listing, known: FolderDescriptions, kind: _Kind, rules: ScanRules) -> Iterator[str]:
-    """Which files are not used, and why."""
+    """Yields a sentence on each kind of files that are not used, with the number of files and the reason."""
     if listing.unread:
         yield f"{counted(len(listing.unread), 'files end in')} {endings_of(listing.unread)}: {kind.remedy}"
     if listing.apart:
@@ -398,7 +408,7 @@ def _overlooked(listing: Listing, known: FolderDescriptions, kind: _Kind, rules:
 
 
 def _shortened(endings: str) -> str:
-    """The first of many endings."""
+    """The first five of a text of endings, and "and others" if there are more."""
     words = endings.split(" .")
     return endings if len(words) <= _MOST_ENDINGS else f"{' .'.join(words[:_MOST_ENDINGS])} and others"
 
@@ -416,17 +426,20 @@ def _sample(name: str, about: Description, frames: int) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """The results of opening every picture, by name: problems, sizes, rates, frames and fingerprints."""
+    """The facts that were read from the headers of all pictures, by the pictures' names."""
 
     problems: dict[str, str]
-    """Why a picture cannot be opened, by its name."""
+    """The reason why a picture cannot be used, by name, for such pictures alone."""
     sizes: dict[str, Size]
+    """Width and height as a picture is seen, by name."""
     rates: dict[str, float]
-    """Rates of clips, by name."""
+    """The frames per second of each clip, by name."""
     frames: dict[str, int]
-    """The most frames that can be taken of each sample, by name."""
+    """The largest number of frames that can be taken of each picture or clip, by name."""
     digests: dict[str, bytes]
+    """The fingerprint of each picture that can be used, by name."""
     contents: str
+    """A fingerprint of all pictures together."""
 
 
 def headers_of(
@@ -435,9 +448,12 @@ def headers_of(
     progress: Progress | None,
     header_of: Callable[[Any], Header] = read_header,
 ) -> Headers:
-    """Opens every picture or clip, and returns the facts in their headers by name, with the problems.
+    """The facts in the headers of all pictures or clips, each of which is opened, and their problems.
 
-    It warns of pictures that are taken as sRGB though they say something else. `progress` is called with (done, all).
+    `pictures`: the place of each by name. `header_of`: the function that reads a header.
+
+    It warns of pictures that are taken as sRGB though they state other colours. `progress` is called with (number done,
+    number of all).
     """
     problems: dict[str, str] = {}
     sizes: dict[str, Size] = {}
@@ -480,7 +496,9 @@ def headers_of(
 
 
 def raise_all(folder: Path, problems: dict[str, Sequence[str]]) -> None:
-    """Raises one DataError with the examples of each kind of problem; returns where no kind has any.
+    """Raises one error with examples of each kind of problem; returns if there are no problems.
+
+    `problems`: examples by the kind of problem in words.
 
     Raises:
         DataError: at least one kind of problem has examples; ten of each are shown.

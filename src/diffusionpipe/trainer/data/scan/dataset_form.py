@@ -1,4 +1,4 @@
-"""How the samples of a folder travel from the rank that has scanned it to the others: as columns of JSON values."""
+"""The form in which samples travel from the rank that has scanned them to the others: columns of JSON values."""
 
 from pathlib import Path
 
@@ -70,4 +70,4 @@ def _read_both(data: object) -> tuple[Dataset, Dataset | None]:
 
 
 DATASETS = JsonForm(_write_both, _read_both)
-"""The form in which training and validation data travel between ranks; None without validation data."""
+"""The form in which training data and validation data travel between ranks; the latter may be None."""

@@ -1,4 +1,4 @@
-"""Why a data set does not have what a model reads: each function returns a list of sentences, empty if it has."""
+"""Checks that a data set has the descriptions that a model reads: each function returns sentences, [] if it has."""
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -37,7 +37,7 @@ def problems_of_encoders(rules: Iterable[CaptionRules], known: AbstractSet[str])
 
 
 def problems_of_conditions(dataset: Dataset) -> list[str]:
-    """A sentence on samples without a steering picture, for a model that reads them; [] if all have one."""
+    """A sentence on samples without a conditioning picture, for a model that reads them; [] if all have one."""
     without = [sample.name for sample in dataset.samples if sample.condition is None]
     if not without:
         return []

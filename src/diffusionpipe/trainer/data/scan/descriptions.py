@@ -22,19 +22,21 @@ class FolderDescriptions:
     """The descriptions of a folder's pictures by source: metadata files, metadata.json, files beside pictures."""
 
     descriptions: dict[str, Description]
-    """Descriptions of pictures, by the picture's name."""
+    """The descriptions of pictures, by the picture's name."""
     lists: dict[str, Description]
-    """The descriptions in metadata.json, for pictures that no other file describes."""
+    """The descriptions in metadata.json by the picture's name, for facts that no other file states."""
     sidecars: dict[str, str]
-    """The file with the caption of a picture."""
+    """The name of the caption file of each picture that has one, by the picture's name."""
     lone_sidecars: tuple[str, ...]
-    """Files with captions of no picture."""
+    """The names of caption files that belong to no picture."""
     names: Names
+    """The names of all pictures, which finds the pictures that metadata name."""
     problems: Sequence[str]
+    """A sentence for each line of metadata that cannot be used."""
 
 
 def read_known(folder: Path, listing: Listing) -> FolderDescriptions:
-    """The descriptions in a folder's metadata files, and the caption file of each picture, whose text is not yet read.
+    """The descriptions in a folder's metadata files, and each picture's caption file, whose text is not yet read.
 
     A metadata.json that is not a list of pictures is named in the log.
     """
@@ -67,10 +69,7 @@ def read_known(folder: Path, listing: Listing) -> FolderDescriptions:
 
 
 def unread_tables(listing: Listing) -> str:
-    """A remark in parentheses on files that could hold captions and are not read, for an error.
-
-    "" if there are none.
-    """
+    """A remark in parentheses on files that could hold captions and are not read, for an error; "" for none."""
     if not listing.tables:
         return ""
     more = f" and {len(listing.tables) - 1} more" if len(listing.tables) > 1 else ""
@@ -80,7 +79,7 @@ def unread_tables(listing: Listing) -> str:
 def described_pictures(
     folder: Path, pictures: Sequence[str], known: FolderDescriptions, *, need_text: bool
 ) -> tuple[dict[str, Description], list[str]]:
-    """A description of every picture by name, and "name: reason" for each caption file that cannot be read.
+    """A description of every picture by name, and "file: reason" for each caption file that cannot be read.
 
     Caption files are read only with `need_text`, where metadata have no text.
     """

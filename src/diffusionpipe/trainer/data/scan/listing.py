@@ -19,7 +19,7 @@ OVERLOOKED_FOLDERS = (
     "lost+found",
     "__MACOSX",
 )
-"""Folders that a NAS, a file system or an archive makes, with thumbnails or with what was thrown away."""
+"""The names of folders that a NAS, a file system or an archive makes for thumbnails or deleted files."""
 OVERLOOKED_FILES = ("Thumbs.db", "ehthumbs.db", "desktop.ini")
 _DOT = "names that begin with a dot"
 
@@ -31,29 +31,34 @@ class Listing:
     """The names of the files below a folder, with "/", sorted, by the use that is made of them."""
 
     read: tuple[str, ...]
-    """Pictures or clips, as they are wanted."""
+    """The pictures or clips that are read as samples."""
     metadata: tuple[str, ...]
+    """Files called metadata.jsonl or metadata.csv."""
     lists: tuple[str, ...]
     """Files called metadata.json."""
     sidecars: tuple[str, ...]
+    """Files with the ending of caption files."""
     tables: tuple[str, ...]
     """Files that could hold captions, of kinds that are not read."""
     unread: tuple[str, ...]
-    """Files of endings that are not read, though they could be meant."""
+    """Files with endings that are not read, though a user could mean them."""
     apart: tuple[str, ...]
     """Pictures or clips in the folder that is left out."""
     unknown: tuple[str, ...]
     """Other files, which are neither pictures nor captions."""
     dead: tuple[str, ...]
-    """Links that point nowhere, but those that are named like pictures or captions: these are read, and refused."""
+    """Links whose target is missing, without names of pictures or captions: files with such names are read, and
+    refused."""
     overlooked: tuple[str, ...]
-    """Names that were not looked at, e.g. "3 of @eaDir"."""
+    """The numbers of files and folders that are never read, e.g. "3 of @eaDir"."""
 
 
 def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], apart: Path | None = None) -> Listing:
-    """The files below `folder`, sorted into read ones (`endings`), unread ones (`others`), captions and the rest.
+    """The names of all files below `folder`, sorted by their use.
 
-    Pictures in the folder `apart` are listed as apart, and its other files left out, wherever links lead to it.
+    `endings`: of files that are read as samples. `others`: of files that are not read, though a user could mean them.
+
+    Samples in the folder `apart` are listed as apart, and its other files left out, even if only links lead to it.
     """
     found: dict[str, list[str]] = {field.name: [] for field in fields(Listing)}
     overlooked: Counter[str] = Counter()
@@ -80,35 +85,35 @@ def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], 
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether it is a link that points nowhere, or to itself."""
+    """Whether the path is a link whose target is missing, or a link to itself."""
     return path.is_symlink() and _identity(path) is None
 
 
 def endings_of(names: Sequence[str]) -> str:
-    """The endings of these files with spaces between, the most frequent first; "without an ending" stands for none."""
+    """The endings of these files as one text, the most frequent first; "without an ending" for files that have none."""
     found = Counter(posixpath.splitext(name)[1].lower() or "without an ending" for name in names)
     return " ".join(ending for ending, _ in sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Whether two paths lead, also through links, to one folder; False where one is missing."""
+    """Whether two paths lead to the same folder, also through links; False where one is missing."""
     found = _identity(one)
     return found is not None and found == _identity(other)
 
 
 def is_around(first: Path, second: Path) -> bool:
-    """Whether either of two folders lies in the other, also through links; False for one and the same."""
+    """Whether one of two folders lies in the other, also through links; False if they are the same."""
     one, other = (Path(os.path.realpath(folder)) for folder in (first, second))
     return one != other and (one.is_relative_to(other) or other.is_relative_to(one))
 
 
 def overlooked_part(name: str) -> str | None:
-    """The first part of a path that is never read, such as ".git" or "Thumbs.db"; None if all parts are."""
+    """The first part of a path that is never read, such as ".git" or "Thumbs.db"; None if all parts are read."""
     return next((part for part in name.split("/") if _kind_of(part) is not None), None)
 
 
 def _kind_of(part: str) -> str | None:
-    """Why a file or folder of this name is not looked at; None: it is."""
+    """The kind of name for which a file or folder is never read; None if it is read."""
     if part.startswith("."):
         return _DOT
     return _OVERLOOKED.get(part.lower())
@@ -118,16 +123,18 @@ _OVERLOOKED = {name.lower(): name for name in (*OVERLOOKED_FOLDERS, *OVERLOOKED_
 
 
 def _looked_at(names: Sequence[str], overlooked: Counter[str]) -> list[str]:
-    """The names that are looked at; the others are counted."""
+    """The names of files or folders that are read; the others are counted in `overlooked`, by kind."""
     kinds = {name: _kind_of(name) for name in names}
     overlooked.update(kind for kind in kinds.values() if kind is not None)
     return [name for name, kind in kinds.items() if kind is None]
 
 
 def _walk(folder: Path, apart: _Identity | None, overlooked: Counter[str]) -> Iterator[tuple[str, bool]]:
-    """Names of all files below the folder, and whether they are in the folder `apart`; others are counted.
+    """Yields the name of each file below the folder, and whether it lies in the folder `apart`.
 
-    A link to a folder around it is not followed: that would never end.
+    Files and folders that are never read are counted in `overlooked`, by kind.
+
+    A link to a folder above it is not followed: that would never end.
     """
     around: dict[str, frozenset[_Identity | None]] = {os.fspath(folder): frozenset({_identity(folder)})}
     for directory, inner, files in os.walk(folder, followlinks=True):
@@ -141,7 +148,7 @@ def _walk(folder: Path, apart: _Identity | None, overlooked: Counter[str]) -> It
 
 
 def _identity(folder: Path) -> _Identity | None:
-    """A key that a folder and every link to it share; None if it has just gone."""
+    """A key that a folder and every link to it share; None if there is no such folder."""
     try:
         found = folder.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Finds the pictures that metadata name, though the names were written on another machine.
+"""Finds the pictures that metadata name, even if the names were written on another machine.
 
 A letter with an accent is one character in NFC and two in NFD: macOS writes NFD into file names, most editors NFC into
 texts. Windows puts backslashes between folders. An exact name comes first.
@@ -26,7 +26,7 @@ class Names:
         self._small = {name.casefold(): name for name in self._alike}
 
     def find(self, name: str) -> str:
-        """The file that a metadata file's `name` means; `name` itself where none fits, or several do."""
+        """The name of the file that the name in a metadata file means; `name` itself if no file fits, or several do."""
         # The name as written comes first: on Linux a file's name may hold a backslash.
         for wanted in (name, posixpath.normpath(name.replace("\\", "/"))):
             if wanted in self._names:
@@ -37,9 +37,9 @@ class Names:
         return name
 
     def explain(self, name: str) -> str:
-        """The name of a missing file for a message, with a hint.
+        """The name of a missing file for a message, with a hint in parentheses if there is one.
 
-        A name that is never read, or one in other capital letters.
+        Hints are that such a name is never read, or that a file has the name in other capital letters.
         """
         if (part := overlooked_part(name.replace("\\", "/"))) not in (None, ".", ".."):
             return f"{name} ({part} is never read)"
@@ -50,7 +50,10 @@ class Names:
 def found_descriptions(
     descriptions: Mapping[str, Description], names: Names
 ) -> tuple[dict[str, Description], list[str]]:
-    """The descriptions by the real names of the files, and a sentence for each file that has two descriptions."""
+    """The descriptions by the real names of the files, and a sentence for each file that has two descriptions.
+
+    `descriptions`: by the names in metadata files.
+    """
     result: dict[str, Description] = {}
     problems = []
     for name, about in descriptions.items():
@@ -63,7 +66,10 @@ def found_descriptions(
 
 
 def sidecars_of(pictures: Iterable[str], sidecars: Iterable[str]) -> dict[str, str]:
-    """The file with the caption of each picture that has one: ending and accents may be written in another way."""
+    """The name of the caption file of each picture that has one, by the picture's name.
+
+    The ending may have capital letters, and accents may be written in another way.
+    """
     # The last file of a stem is kept, so the kind that counts first comes last.
     ranked = sorted(sidecars, key=_rank, reverse=True)
     of_stem = {_stem(_key(name)): name for name in ranked}
@@ -84,12 +90,12 @@ def lone_sidecars(pictures: Iterable[str], sidecars: Iterable[str]) -> tuple[str
 
 
 def _key(name: str) -> str:
-    """A key that names of one meaning share, also where the locale is not one of UTF-8."""
+    """A key that all spellings of one file name share, even if the locale is not one of UTF-8."""
     return normalize("NFC", as_utf8(name))
 
 
 def _rank(name: str) -> tuple[int, bool]:
-    """The smaller, the earlier a caption counts: .txt, .TXT, .caption, .CAPTION."""
+    """The rank of a caption file among files of one stem: .txt, .TXT, .caption, .CAPTION; the smallest counts."""
     ending = posixpath.splitext(name)[1]
     return SIDECARS.index(ending.lower()), ending != ending.lower()
 

@@ -1,4 +1,4 @@
-"""Whether every rank has the files that rank 0 has scanned: the sizes of some are compared before anything long."""
+"""Checks that every rank has the files that rank 0 has scanned: it compares the sizes of some before anything long."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +8,12 @@ from diffusionpipe.runtime.job.agreement import agree
 from diffusionpipe.trainer.data.scan.dataset import Dataset
 
 _COMPARED = 256
-"""Files of each kind that are compared, spread evenly over the data."""
+"""The number of files of each kind that are compared, spread evenly over the data."""
 _MISSING = -1
 
 
 def agree_on_files(dataset: Dataset) -> None:
-    """Refuses ranks whose files differ in size or are missing, of up to 256 pictures and 256 shards.
+    """Refuses to train if files are missing on a rank or differ in size; compares up to 256 pictures and 256 shards.
 
     Every rank calls it.
 
@@ -30,7 +30,7 @@ def agree_on_files(dataset: Dataset) -> None:
 
 
 def _compared(dataset: Dataset) -> Iterator[Path]:
-    """Some of the pictures that are files, and some shards and files of tables."""
+    """Yields the files that ranks compare: some of the pictures, and some of the shards and files of tables."""
     whole = [number for number, sample in enumerate(dataset.samples) if not sample.place]
     for number in whole[:: -(-len(whole) // _COMPARED) or 1]:  # no step of 0 where there are no files
         path = dataset.path(number)
@@ -41,7 +41,7 @@ def _compared(dataset: Dataset) -> Iterator[Path]:
 
 
 def _size_of(file: Path) -> int:
-    """The bytes of a file; 0 of a folder, whose size has no meaning."""
+    """The size of a file in bytes; 0 for a folder, -1 if it is missing."""
     try:
         return file.stat().st_size if file.is_file() else 0 if file.is_dir() else _MISSING
     except OSError:

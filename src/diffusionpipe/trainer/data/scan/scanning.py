@@ -1,4 +1,4 @@
-"""Scans a place of samples, of whichever kind it is: a folder, shards or a table."""
+"""Scans a place that holds samples: a folder, shards or a table."""
 
 from pathlib import Path
 
@@ -19,9 +19,12 @@ def examine_place(
     progress: Progress | None = None,
     rules: ScanRules = STRICT,
 ) -> tuple[Dataset, Findings]:
-    """The samples of a folder, of shards or of a table, and further findings; `columns` are read of a table.
+    """The samples of a folder, of shards or of a table, and further findings of the scan.
 
-    `need`: the description that each must have. `taken`: the frames that are taken of each clip.
+    `columns`: the columns of a table that are read.
+
+    `need`: the description that each sample must have. `taken`: the frames that are taken of each clip; None for
+    pictures.
 
     Raises:
         ConfigError: there is no such place, or pictures, captions, metadata or tables cannot be used; all is listed.

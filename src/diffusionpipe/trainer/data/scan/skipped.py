@@ -27,30 +27,35 @@ FILE = "skipped.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """One sample of one step that was replaced, or one that was left out of all steps."""
+    """A sample that was replaced in one step, or that was left out of all steps."""
 
     step: int | None
-    """The number of steps done before; None: the sample was left out of all steps."""
+    """The number of steps that were done before the step; None: the sample was left out of all steps."""
     position: int | None
-    """The position of the sample in the global batch."""
+    """The position of the sample in the global batch; None: the sample was left out of all steps."""
     skipped: str
+    """The name of the sample."""
     instead: str | None
+    """The name of the sample in its place; None: the sample was left out of all steps."""
     reason: str
+    """The reason why it cannot be decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipping:
-    """The run's folder, which has the list of skipped pictures, and the most different ones that there may be."""
+    """The list of skipped pictures in the run's folder, and the largest number of different pictures in it."""
 
     folder: Path
-    """The run's folder."""
+    """The run's folder, which has the list."""
     most: int
-    """The most different pictures that may be skipped."""
+    """The largest number of different pictures that may be skipped."""
 
     def leave_out(self, reasons: Mapping[str, str]) -> None:
-        """Adds pictures that are not used at all to the list, with the reason by name.
+        """Adds pictures that are left out of all steps to the list.
 
-        Those that are listed stay as they are.
+        `reasons`: why each is left out, by its name.
+
+        Pictures that the list has already are not added again.
 
         Raises:
             DataError: more than `most` different pictures are listed; the message names the list.
@@ -64,7 +69,7 @@ class Skipping:
         self.note(*left_out)
 
     def note(self, *skipped: Skipped) -> None:
-        """Adds these skipped samples to the list in the run's folder.
+        """Adds skipped samples to the list.
 
         Raises:
             DataError: more than `most` different pictures are listed, or the list is damaged; the message names the
@@ -104,7 +109,11 @@ def read_skipped(folder: Path) -> frozenset[Skipped]:
 
 @lru_cache(maxsize=1)
 def _parsed(path: Path, state: tuple[int, ...]) -> frozenset[Skipped]:
-    """The entries of the file in this state: it is asked for at every step, and changes seldom."""
+    """The entries of a list of skipped samples.
+
+    The result is kept for the next call: it is asked for at every step, and the file changes seldom. `state`: number,
+    date and size of the file, by which a changed file is read again.
+    """
     # The last piece is empty, or a line that is being written.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     return frozenset(_entry(path, number, line) for number, line in enumerate(lines, start=1))
@@ -123,7 +132,9 @@ def _entry(path: Path, number: int, line: str) -> Skipped:
 
 
 def count_skipped(folder: Path, step: int) -> int:
-    """The number of samples of the first `step` steps that were replaced; the same on every layout and after resuming.
+    """The number of samples that were replaced in the first `step` steps.
+
+    It is the same on every layout and after resuming.
 
     Raises:
         DataError: the list is damaged.

@@ -25,14 +25,14 @@ class SourceKeys(Protocol):
 
     @property
     def repeats(self) -> int | None:
-        """How often an epoch has each sample.
+        """The number of times that an epoch has each sample of the source; None if it is not stated.
 
-        None: once, or for regularisation as often as fits to the other sources.
+        If it is not stated, it is 1, or for regularisation the number that fits to the other sources.
         """
 
     @property
     def regularisation(self) -> bool:
-        """Whether its pictures show the general kind of thing, so that training on the others does not change it."""
+        """Whether its pictures show the general kind of subject, so that training on the others does not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,16 @@ class FoundSource:
     dataset: Dataset
     findings: Findings
     repeats: int | None
-    """None: as many as fit to the others."""
+    """The number of times that an epoch has each sample, as its keys state it; None if they do not."""
     regularisation: bool
+    """Whether its pictures show the general kind of subject."""
 
 
 def repeats_of(found: Sequence[FoundSource]) -> dict[str, int]:
-    """How often an epoch has each sample of a source, by the source's name.
+    """The number of times that an epoch has each sample of a source, by the source's name.
 
-    Regularisation sets without a number of their own have together about as many samples as all others.
+    Regularisation sources without a stated number get one with which they have together about as many samples as all
+    others.
     """
     counts = {one.name: len(one.dataset.samples) for one in found}
     fitted = [one.name for one in found if one.regularisation and one.repeats is None]
@@ -80,7 +82,7 @@ def joined_of(
 
 
 def joined(found: Sequence[FoundSource]) -> tuple[Dataset, Findings]:
-    """One data set of all sources, in their order, each sample as often as it is repeated, and the joined findings."""
+    """One data set of all sources, in their order, with repeated samples, and the joined findings."""
     repeats, contents = repeats_of(found), blake2b(digest_size=16)
     samples: list[Sample] = []
     sizes: list[Size | None] = []
@@ -118,7 +120,10 @@ def joined(found: Sequence[FoundSource]) -> tuple[Dataset, Findings]:
 
 
 def identity_of_sources(repeats: Mapping[str, int], treatments: Mapping[str, Treatment]) -> dict[str, object]:
-    """By source, a text of the facts that must not change in a run: repeats, weight, sizes and rules of captions."""
+    """A text of the facts of each source that must not change in a run, by the source's name.
+
+    The facts are repeats, weight and mask of the loss, sizes and rules of captions.
+    """
     return {name: ", ".join(_facts(number, treatments[name])) for name, number in repeats.items()}
 
 

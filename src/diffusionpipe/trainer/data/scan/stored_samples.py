@@ -1,4 +1,4 @@
-"""Samples in shards and tables: found once, so that each has a number, and read where they lie.
+"""Samples in shards and tables: found once, so that each has a number, and read from there.
 
 A shard is a tar file as WebDataset writes it. Members in a row with the same name up to its first dot are a sample:
 
@@ -40,19 +40,23 @@ from diffusionpipe.trainer.data.scan.skipped import FILE as SKIPPED
 
 _TEXTS = ("txt", "caption", "text")
 _KEYS = ("caption", "text", "prompt")
-"""Keys of a caption in a member's JSON; the first one that is there counts."""
+"""The keys of a caption in a member's JSON; the first one that exists counts."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """Samples of a place, before their pictures are opened."""
+    """The samples that were found in shards or a table, before their pictures are opened; all by name."""
 
     contents: dict[str, Content] = field(default_factory=dict)
+    """The place of each picture's bytes."""
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The same place as numbers: (shard, first byte, number of bytes), (row of a table,), or () for a file."""
     descriptions: dict[str, Description] = field(default_factory=dict)
+    """The captions and the label of each sample."""
     problems: list[str] = field(default_factory=list)
+    """A sentence for each shard, row or sample that cannot be used."""
     unread: list[str] = field(default_factory=list)
-    """Members without a picture."""
+    """The names of samples without a picture."""
 
 
 def examine_shards(
@@ -60,7 +64,7 @@ def examine_shards(
 ) -> tuple[Dataset, Findings]:
     """The samples of tar files as WebDataset writes them, and further findings; every picture is opened.
 
-    `need`: the description that each must have.
+    `need`: the description that each sample must have.
 
     Raises:
         DataError: a shard, a sample or a picture cannot be used; every kind of problem is listed.
@@ -85,7 +89,7 @@ def examine_table(
 ) -> tuple[Dataset, Findings]:
     """The samples of a table, row by row, and further findings; every picture is opened.
 
-    `need`: the description that each must have.
+    `need`: the description that each sample must have.
 
     Raises:
         ConfigError: the extra is missing, a column is missing, or rows or pictures cannot be used.
@@ -184,10 +188,12 @@ def _sample(name: str, found: _Found) -> Sample:
 
 
 def described(text: Any, label: Any) -> Description:
-    """The captions and the label in the cells of a row: a text or a list of texts, and a whole number from 0.
+    """The captions and the label in the cells of a row of a table, or in a sample's members of a shard.
+
+    `text`: a text, a list of texts or None. `label`: a whole number from 0 or None.
 
     Raises:
-        ValueError: they hold something else, or a caption is too long.
+        ValueError: a value has another type, or a caption is too long.
     """
     texts = [] if text is None else list(text) if isinstance(text, list | tuple) else [text]
     if not all(isinstance(one, str) for one in texts):
@@ -201,19 +207,22 @@ def described(text: Any, label: Any) -> Description:
 
 @dataclass(slots=True)
 class _Entry:
-    """The members of a sample: (start, size) of its picture, and the bytes of the others by their fields."""
+    """The members of a shard that form one sample."""
 
     picture: tuple[int, int] | None = None
+    """The first byte and the number of bytes of its picture; None without a picture."""
     ending: str = ""
+    """The ending of the picture's name."""
     said: dict[str, bytes] = field(default_factory=dict)
+    """The contents of the members with captions and labels, by their endings: "txt", "json", "cls"."""
 
 
 def _samples_of(file: Path) -> Iterator[tuple[str, _Entry]]:
-    """Name and members of each sample of a shard, in their order.
+    """Yields the name and the members of each sample of a shard, in their order.
 
     Raises:
-        ValueError: a member lies outside, or a field of a sample is there twice.
-        tarfile.TarError: it is not a tar file, or cut short.
+        ValueError: a member lies outside of the shard's folder, or a sample has two members of one kind.
+        tarfile.TarError: the file is not a tar file, or cut short.
     """
     key, entry, seen = "", _Entry(), set[str]()
     # "r:": not compressed, because a sample is read from its place in the file.
@@ -268,7 +277,11 @@ def _add_member(found: _Found, name: str, file: Path, number: int, entry: _Entry
 
 
 def _said(members: Mapping[str, bytes]) -> Description:
-    """The description in a sample's other members. Raises a ValueError where they hold something else."""
+    """The captions and the label in a sample's members that are not its picture.
+
+    Raises:
+        ValueError: a member holds something else.
+    """
     about = json.loads(members["json"]) if "json" in members else {}
     about = about if isinstance(about, dict) else {}
     text = next((members[name].decode().strip() for name in _TEXTS if name in members), None)

@@ -1,4 +1,4 @@
-"""The lines about the sizes of pictures that are shown before a run.
+"""The lines about the sizes of pictures that are shown before a run begins.
 
 sizes       9 sizes for 10,000 pictures; 4 % of the pixels are cut away
             384 x 704 pixels: 969 (10 %), 4 % cut away
@@ -13,13 +13,13 @@ from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.sizes.sizes import Assignment, SizeShare
 
 _MOST = 12
-"""Sizes that are shown."""
+"""The largest number of sizes that are shown."""
 
 
 def lines_of_sizes(assignment: Assignment, names: Sequence[str], run: int) -> Iterator[tuple[str, str, bool]]:
-    """Lines about the sizes of training for the screen, each (name, text, whether it is a warning).
+    """Yields lines about the sizes of training for the screen, each (name, text, whether it is a warning).
 
-    `names`: of all pictures; `run`: the number of samples in a row that have one size.
+    `names`: the name of each picture. `run`: the number of samples in a row that have one size.
     """
     shares, total = assignment.shares, assignment.visits
     number = len({picture for share in shares for epoch in share.members for picture in epoch})

@@ -31,18 +31,19 @@ _PHASES = 2**20
 
 
 def keyed_as(size: Clip) -> str:
-    """The text "FRAMESxHEIGHTxWIDTH" of a size, by which its random numbers are keyed."""
+    """The text "FRAMESxHEIGHTxWIDTH" of a size, which is a part of the key of its random numbers."""
     return f"{size.frames}x{size.height}x{size.width}"
 
 
 class SizedPlace(NamedTuple):
-    """A position of the order: the number of its size, its sample, and how often that was seen before."""
+    """The sample at a position of the endless order, with its size."""
 
     size: int
-    """The number of its size."""
+    """The index of its size in the order's `sizes`."""
     sample: int
+    """The index of the sample in the dataset."""
     epoch: int
-    """How often the sample was seen before."""
+    """The number of times that the sample was seen before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +51,29 @@ class SizeOrder:
     """The endless order of samples of several sizes, in runs of `run` samples of one size."""
 
     assignment: Assignment
+    """The sizes at which each picture is trained."""
     seed: int
+    """The seed of the order."""
     run: int
-    """Positions in a row that have one size; micro-batches lie within them."""
+    """The number of positions in a row that have one size; micro-batches lie within them."""
 
     @property
     def sizes(self) -> tuple[Clip, ...]:
-        """The sizes that have samples; `size_numbers` and `at` give places in this tuple."""
+        """The sizes that have samples; `size_numbers` and `at` give indices into this tuple."""
         return tuple(share.size for share in self.assignment.shares)
 
     def at(self, position: int) -> "SizedPlace":
-        """The size's number, the sample, and how often it was seen before, at a position of the endless order."""
+        """The sample at a position of the endless order, its size's index, and how often it was seen before."""
         number, place = divmod(position, self.run)
         size, own = _run_at(self, number)
         return SizedPlace(size, *self._sample(self.assignment.shares[size], own * self.run + place))
 
     def size_numbers(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """The place in `sizes` of the size at each position of the endless order."""
+        """The index in `sizes` of the size at each of these positions of the endless order."""
         return tuple(_run_at(self, position // self.run)[0] for position in positions)
 
     def _sample(self, share: SizeShare, position: int) -> tuple[int, int]:
-        """The sample at a position of a size's stream, and its epoch."""
+        """The sample at a position of a size's stream, and the number of the epoch in which it is seen."""
         # A cycle of epochs, in each of which other pictures may have this size.
         cycle, rest = divmod(position, share.visits)
         ends = list(accumulate(map(len, share.members)))
@@ -81,14 +84,14 @@ class SizeOrder:
         return members[int(order[rest - (ends[epoch] - len(members))])], number
 
     def _first_run(self, share: SizeShare, epoch: int) -> int:
-        """The number of runs of a size that are due before an epoch."""
+        """The number of runs of a size that are due before epoch `epoch` begins."""
         seen = self._seen_before(share, epoch)
         # Run i is due at position (i + phase) * run of the stream, with a phase in [0, 1) in parts of `_PHASES`: the
         # least i whose position is not before `seen`, in whole numbers.
         return max(0, -(-(seen * _PHASES - self._phase(share) * self.run) // (self.run * _PHASES)))
 
     def _seen_before(self, share: SizeShare, epoch: int) -> int:
-        """The positions of a size's stream that lie before an epoch."""
+        """The number of positions in a size's stream that lie before epoch `epoch`."""
         cycle, rest = divmod(epoch, self.assignment.cycle)
         return cycle * share.visits + sum(map(len, share.members[:rest]))
 
@@ -103,26 +106,32 @@ def _phase_of(seed: int, size: str) -> int:
 
 @lru_cache(maxsize=256)
 def _shuffled(seed: int, size: str, epoch: int, count: int) -> NDArray[np.int64]:
-    """The order of a size's pictures in an epoch."""
+    """The order of a size's pictures in an epoch: a random permutation of 0 to `count` - 1."""
     order = generator(seed=seed, purpose=f"order.{size}", step=epoch, position=0).permutation(count)
     return order.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
+    """The runs that are due in one epoch, in their order."""
+
     first: int
-    """The number of its first run."""
+    """The number of its first run, counted over all sizes and epochs."""
     sizes: NDArray[np.int64]
+    """The index of each run's size."""
     own: NDArray[np.int64]
     """The number of each run among the runs of its size."""
 
 
 _EPOCHS: int = 4
-"""Epochs whose runs are kept; steps go from one to the next."""
+"""The number of epochs whose runs are kept in memory; steps go from one epoch to the next."""
 
 
 def _run_at(order: SizeOrder, number: int) -> tuple[int, int]:
-    """(number of the size, number among its runs) of a run."""
+    """The index of a run's size, and the run's number among the runs of that size.
+
+    `number`: the run's number among all runs.
+    """
     visits = order.assignment.visits
     # An estimate: phases move runs over the ends of epochs.
     epoch = max(0, number * order.run * order.assignment.cycle // visits - 1)
@@ -138,7 +147,10 @@ def _run_at(order: SizeOrder, number: int) -> tuple[int, int]:
 
 
 class _Key:
-    """An order as a key of the cache: by identity, because hashing a million pictures takes longer than the runs."""
+    """An order as a key of a cache, compared by the identity of its assignment.
+
+    Hashing a million pictures would take longer than making the runs.
+    """
 
     __slots__ = ("order",)
 
@@ -157,7 +169,7 @@ class _Key:
 
 @lru_cache(maxsize=_EPOCHS)
 def _epoch_of(key: _Key, epoch: int) -> _Epoch:
-    """The runs that are due in an epoch, in their order."""
+    """The runs of all sizes that are due in an epoch, in their order."""
     order = key.order
     dues, sizes, owns, first = [], [], [], 0
     for number, share in enumerate(order.assignment.shares):

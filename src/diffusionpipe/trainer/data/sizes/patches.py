@@ -24,11 +24,13 @@ from diffusionpipe.models.base.coordinates import coordinates_of
 from diffusionpipe.trainer.data.decoding.images import Size
 
 _OF_PATCHES = (0.6, 0.4)
-"""Probabilities of patches of a half and of a quarter of the side, among patches."""
+"""The probabilities of patches with half and with a quarter of the side, among patches."""
 
 
 def patch_sizes(resolution: int, *, is_encoded: bool) -> tuple[Clip, ...]:
-    """The sizes of the whole picture and its patches, the largest first; `is_encoded`: the model has an autoencoder.
+    """The sizes of the whole picture and of its patches, the largest first.
+
+    `is_encoded`: the model has an autoencoder; then the smallest patches are left out.
 
     >>> [size.width for size in patch_sizes(64, is_encoded=False)]
     [64, 32, 16]
@@ -39,6 +41,8 @@ def patch_sizes(resolution: int, *, is_encoded: bool) -> tuple[Clip, ...]:
 def shares_of(share_whole: float, num_sizes: int) -> tuple[float, ...]:
     """The probability of each of the sizes of `patch_sizes`.
 
+    `share_whole`: the probability of whole pictures.
+
     >>> shares_of(0.5, 3), shares_of(0.5, 2)
     ((0.5, 0.3, 0.2), (0.5, 0.5))
     """
@@ -47,7 +51,9 @@ def shares_of(share_whole: float, num_sizes: int) -> tuple[float, ...]:
 
 
 def corner(numbers: Sequence[float], whole: Size, patch: Size, unit: int) -> tuple[int, int]:
-    """Left and top of a patch in pixels, from two uniform numbers in [0, 1); `unit`: pixels of a latent's side.
+    """The left and top pixel of a patch in its whole picture, on the grid of latents.
+
+    `numbers`: two uniform numbers in [0, 1) that decide it. `unit`: the number of pixels along a latent's side.
 
     >>> corner((0.99, 0.0), (8, 8), (4, 4), 2)
     (4, 0)
@@ -59,9 +65,9 @@ def corner(numbers: Sequence[float], whole: Size, patch: Size, unit: int) -> tup
 
 
 def placed(corners: Sequence[tuple[int, int]], whole: Size, patch: Size, unit: int) -> Tensor:
-    """The coordinates of the latents of patches in whole pictures, (B, 2, height / unit, width / unit).
+    """The coordinates in whole pictures of the latents of patches, (B, 2, height / unit, width / unit).
 
-    `corners`: left and top of each patch in pixels; `unit`: pixels of a latent's side.
+    `corners`: left and top of each patch in pixels. `unit`: the number of pixels along a latent's side.
     """
     everywhere = coordinates_of(whole[0] // unit, whole[1] // unit)
     columns, rows = patch[0] // unit, patch[1] // unit

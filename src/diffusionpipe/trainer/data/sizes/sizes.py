@@ -1,4 +1,4 @@
-"""Pictures to sizes: which size each picture of a folder is trained at, from the sizes in the headers and a recipe.
+"""The size at which each picture of a folder is trained, from the sizes in the pictures' headers and a recipe.
 
 Nothing here needs torch, a model or pixels. A picture goes to the size that cuts least of it away. Where a recipe has
 several areas, a picture visits one after the other: in epoch e it has the area (e + its number) modulo their number.
@@ -25,17 +25,17 @@ from diffusionpipe.ir.size import Clip
 from diffusionpipe.ir.words import counted
 
 Pixels = tuple[int, int]
-"""Width and height of a picture."""
+"""Width and height of a picture in pixels."""
 Areas = tuple[tuple[Clip, ...], ...]
-"""The sizes of each area."""
+"""The sizes of each area: sizes with about the same number of pixels."""
 MOST_CUT = 0.35
-"""The share of a picture that may be cut away where a size gives its pictures to another one, unless a recipe says."""
+"""The default limit of the part of a picture that is cut away where a size gives its pictures to another size."""
 MULTIPLE = 64
-"""The number that sides are multiples of, unless a recipe says: every published model takes such sides."""
+"""The default number of which all sides are multiples: every published model takes such sides."""
 _ASPECTS = 11
-"""The most sizes of an area."""
+"""The largest number of sizes of one area."""
 _AREA = (0.85, 1.07)
-"""The least and the largest area of a size, in areas of the square."""
+"""The smallest and the largest area of a size, relative to the area of the square."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +43,19 @@ class SizeRules:
     """The sizes that pictures may have, and the pictures that are left out."""
 
     areas: Areas
+    """The sizes of each area, for sources without areas of their own."""
     of_sources: tuple[Areas, ...] = ()
     """The areas of each source; () where all have `areas`."""
     most_cut: float = MOST_CUT
+    """The largest part of a picture that may be cut away where a size gives its pictures to another size."""
     min_side: int = 1
-    """Pictures with a shorter side are left out."""
+    """The shortest side in pixels; pictures with a shorter side are left out."""
     enlarge: bool = True
-    """Whether a picture may be enlarged; else it visits those areas alone that it fills."""
+    """Whether a picture may be enlarged; else it has only sizes that it fills."""
 
     @property
     def sizes(self) -> tuple[Clip, ...]:
-        """All sizes, area after area, the general ones first."""
+        """All sizes, each once, area after area, `areas` before the areas of sources."""
         return tuple(dict.fromkeys(size for areas in (self.areas, *self.of_sources) for area in areas for size in area))
 
 
@@ -63,13 +65,13 @@ class SizeShare:
 
     size: Clip
     members: tuple[tuple[int, ...], ...]
-    """The numbers of its pictures in each epoch of a cycle, by epoch."""
+    """The indices of the pictures that have the size in each epoch of a cycle, by epoch."""
     cut: float
-    """Mean share of a picture that is cut away."""
+    """The mean part of a picture that is cut away."""
     enlarged: float
-    """The largest factor by which a picture is enlarged; below 1 none is."""
+    """The largest factor by which a picture is enlarged; below 1 no picture is."""
     repeats: bool = False
-    """Whether it has one picture fewer than lie side by side, so that one of them is there twice."""
+    """Whether the size has fewer pictures than lie side by side in a micro-batch, so that one is there twice."""
 
     @property
     def pictures(self) -> int:
@@ -78,7 +80,7 @@ class SizeShare:
 
     @property
     def visits(self) -> int:
-        """How often a picture is trained at this size in a cycle of epochs."""
+        """The number of times that a picture is trained at this size in a cycle of epochs, over all pictures."""
         return sum(map(len, self.members))
 
 
@@ -89,41 +91,41 @@ class Assignment:
     shares: tuple[SizeShare, ...]
     """The sizes that have pictures, in the order of the rules."""
     cycle: int
-    """Epochs after which all begins again; in each of them a picture is seen once."""
+    """The number of epochs after which the sizes repeat; each picture is seen once in each epoch."""
     left_out: Mapping[int, str] = field(default_factory=dict)
-    """Why a picture is left out, by its number."""
+    """Why a picture is left out, by its index, for such pictures alone."""
     joined: tuple[tuple[Clip, Clip, int], ...] = ()
-    """(size, the size that has its pictures now, their number)."""
+    """Each size that gave its pictures away: (the size, the size that has its pictures now, their number)."""
     empty: tuple[Clip, ...] = ()
-    """Sizes to which no picture goes."""
+    """The sizes to which no picture goes."""
     cut_much: Mapping[int, float] = field(default_factory=dict)
-    """The largest share that some size cuts away of a picture, by its number, where it is more than `most_cut`."""
+    """The largest part that a size cuts away of a picture, by its index, for pictures with more than `most_cut`."""
     most_cut: float = MOST_CUT
-    """The limit of the rules."""
+    """The limit of the rules on the part of a picture that is cut away."""
 
     @property
     def visits(self) -> int:
-        """How often a picture of any size is trained on in a cycle of epochs."""
+        """The number of times that a picture is trained on in a cycle of epochs, over all pictures and sizes."""
         return sum(share.visits for share in self.shares)
 
     @property
     def mean_pixels(self) -> float:
-        """The mean number of pixels of the sizes, over all visits of pictures."""
+        """The mean number of pixels of a trained picture at its size, over all visits of pictures."""
         return sum(share.size.num_pixels * share.visits for share in self.shares) / self.visits
 
     @property
     def cut(self) -> float:
-        """The mean share of a picture that is cut away, over all visits of pictures."""
+        """The mean part of a picture that is cut away, over all visits of pictures."""
         return sum(share.cut * share.visits for share in self.shares) / self.visits
 
     def parts(self, sizes: Sequence[Clip | None]) -> tuple[float, ...]:
-        """The part of the visits at each of these sizes, from 0 to 1; 0 for a size without pictures."""
+        """The part of all visits, from 0 to 1, that is at each of these sizes; 0 for a size without pictures."""
         visits: dict[Clip | None, int] = {share.size: share.visits for share in self.shares}
         return tuple(visits.get(size, 0) / self.visits for size in sizes)
 
 
 def stated_size(text: str) -> Clip:
-    """The size in a text such as "768x512", width and height, or of a clip "832x480x33", with its frames.
+    """The size that a text such as "768x512" (width and height) or "832x480x33" (with a clip's frames) states.
 
     Raises:
         ValueError: the text is not a size.
@@ -138,12 +140,12 @@ def stated_size(text: str) -> Clip:
 
 
 def size_text(size: Clip) -> str:
-    """A size as "WIDTHxHEIGHT", of a clip "WIDTHxHEIGHTxFRAMES"; `stated_size` reads it back."""
+    """The text of a size, "WIDTHxHEIGHT", or "WIDTHxHEIGHTxFRAMES" for a clip; `stated_size` reads it back."""
     return f"{size.width}x{size.height}" + (f"x{size.frames}" if size.frames > 1 else "")
 
 
 def nearest_of(size: Clip, others: Sequence[Clip]) -> Clip:
-    """The one of `others` that is most like this size: first in its frames, then in its sides."""
+    """The size among `others` that is most like this size: first in its frames, then in its sides."""
 
     def off(other: Clip) -> tuple[int, int]:
         return abs(other.frames - size.frames), abs(other.width - size.width) + abs(other.height - size.height)
@@ -154,9 +156,9 @@ def nearest_of(size: Clip, others: Sequence[Clip]) -> Clip:
 def areas_of(stated: Sequence[int | str], aspects: tuple[float, float] | None, multiple: int = MULTIPLE) -> Areas:
     """The sizes of each area that a recipe states as sides (numbers) or sizes (texts).
 
-    A side is an area of its own: a square, or the sizes of its area within `aspects` whose sides are multiples of
-    `multiple`. Sizes of the same number of frames are one area where the largest has at most one and a half times the
-    pixels of the smallest.
+    A side is an area of its own: a square, or the sizes of its area whose width / height is within `aspects` and whose
+    sides are multiples of `multiple`. Stated sizes with the same number of frames are one area if the largest has at
+    most one and a half times the pixels of the smallest.
 
     Raises:
         ValueError: a text is not a size.
@@ -177,7 +179,9 @@ def areas_of(stated: Sequence[int | str], aspects: tuple[float, float] | None, m
 
 
 def sizes_of_area(side: int, aspects: tuple[float, float], multiple: int = MULTIPLE) -> tuple[Clip, ...]:
-    """At most 11 sizes of about the area of a square, by width / height, which lies within `aspects`.
+    """At most 11 sizes with about as many pixels as a square, sorted by width / height, which is within `aspects`.
+
+    `side`: the side of the square in pixels.
 
     All sides are multiples of `multiple`; () where no such size has about that area.
 
@@ -204,7 +208,7 @@ def sizes_of_area(side: int, aspects: tuple[float, float], multiple: int = MULTI
 
 
 def cut_away(picture: Pixels, size: Clip) -> float:
-    """The share of a picture, from 0 to 1, that is cut away where it is brought to a size."""
+    """The part of a picture, from 0 to 1, that is cut away when it is brought to a size."""
     ratio = picture[0] * size.height / (picture[1] * size.width)
     return 1 - min(ratio, 1 / ratio)
 
@@ -223,9 +227,9 @@ def assign(
 ) -> Assignment:
     """The sizes at which every picture or clip is trained, by its width and height.
 
-    A size keeps its pictures only if it has `side_by_side` of them, which a micro-batch holds. `sources`: the source of
-    each picture, where sources have areas of their own. `frames`: the most frames that can be taken of each, 1 of a
-    picture; None: all are pictures. A clip has a size with as many frames as it can fill.
+    A size keeps its pictures only if it has `side_by_side` of them, the number in a micro-batch. `sources`: the source
+    of each picture, where sources have areas of their own. `frames`: the largest number of frames that can be taken of
+    each, 1 for a picture; None: all are pictures. A clip has a size with as many frames as it can fill.
 
     Raises:
         DataError: there is no size, no picture is left, or sizes with too few pictures can neither give them away nor
@@ -297,17 +301,19 @@ def assign(
 
 
 class _Grouped(NamedTuple):
-    """Pictures in groups that have the same areas."""
+    """All pictures, in groups that have the same areas."""
 
     pixels: Sequence[Pixels]
+    """Width and height of each picture."""
     group_of: Sequence[int]
+    """The group of each picture."""
     areas: Sequence[Areas]
     """The areas of each group."""
     most: Sequence[int]
-    """The most frames that can be taken of each."""
+    """The largest number of frames that can be taken of each picture or clip."""
 
     def split(self, numbers: Sequence[int]) -> dict[int, list[int]]:
-        """The pictures of each group."""
+        """The pictures with these indices, by their group."""
         found: dict[int, list[int]] = {}
         for number in numbers:
             found.setdefault(self.group_of[number], []).append(number)
@@ -315,7 +321,10 @@ class _Grouped(NamedTuple):
 
 
 def _visited(picture: Pixels, most: int, areas: Areas, rules: SizeRules) -> Iterator[Clip]:
-    """The sizes that a sample visits, one for each area of as many frames as it can fill."""
+    """Yields the sizes at which a sample is trained in turn, one for each area with as many frames as it can fill.
+
+    `most`: the largest number of frames that can be taken of it.
+    """
     frames = max((size.frames for area in areas for size in area if size.frames <= most), default=0)
     for area in areas:
         if area[:1] and area[0].frames != frames:
@@ -328,7 +337,14 @@ def _visited(picture: Pixels, most: int, areas: Areas, rules: SizeRules) -> Iter
 def _join(
     members: dict[Clip, list[list[int]]], pictures: _Grouped, rules: SizeRules, side_by_side: int
 ) -> list[tuple[Clip, Clip, int]]:
-    """Gives the pictures of sizes with too few to others of their own areas, the smallest first."""
+    """Moves the pictures of sizes with too few to other sizes of their own areas, and returns the moves.
+
+    A move is (size, the size that has its pictures now, their number). The smallest sizes come first. `members`: the
+    pictures of each size in each epoch, which it changes.
+
+    Raises:
+        DataError: a size with too few pictures can neither give them away nor repeat one.
+    """
     joined: list[tuple[Clip, Clip, int]] = []
     settled: set[Clip] = set()
     problems: list[str] = []
@@ -370,7 +386,10 @@ def _join(
 
 
 def _costs(numbers: Sequence[int], pictures: _Grouped, others: Sequence[Clip]) -> dict[Clip, float]:
-    """The largest share that each other size of a group's areas would cut away of these pictures of it."""
+    """The largest part that each other size would cut away of a picture of a group, for sizes of the group's areas.
+
+    `numbers`: the indices of the group's pictures.
+    """
     most = min(pictures.most[number] for number in numbers)
     own = {size for area in pictures.areas[pictures.group_of[numbers[0]]] for size in area if size.frames <= most}
     return {
@@ -381,9 +400,10 @@ def _costs(numbers: Sequence[int], pictures: _Grouped, others: Sequence[Clip]) -
 def _nearest(
     size: Clip, numbers: Sequence[int], pictures: _Grouped, costs: Mapping[Clip, float], rules: SizeRules
 ) -> Clip | None:
-    """The size to which a group's pictures of a size may go; None: to none.
+    """The size to which a group's pictures of a size may go; None if there is none.
 
-    Of as many frames, or the most, and of the same area where there is one.
+    It has the same number of frames, or the next smaller one, and is of the same area if possible. `costs`: the part of
+    a picture that each size would cut away.
     """
     areas = pictures.areas[pictures.group_of[numbers[0]]]
     area_of = {one: number for number, area in enumerate(areas) for one in area}
@@ -397,5 +417,5 @@ def _nearest(
 
 
 def _fill(numbers: Sequence[int], pictures: Sequence[Pixels], size: Clip) -> bool:
-    """Whether none of these pictures is enlarged at a size."""
+    """Whether none of these pictures would be enlarged at a size; `numbers` are their indices."""
     return all(enlargement(pictures[number], size) <= 1 for number in numbers)

@@ -1,1 +1,1 @@
-"""Captions to the texts and tokens that an encoder reads."""
+"""Makes the texts and the tokens that an encoder reads of captions."""

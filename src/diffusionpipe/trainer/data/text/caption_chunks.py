@@ -15,15 +15,15 @@ from typing import Any
 from diffusionpipe.models.base.family import Absent
 
 _MARKS = 2
-"""The tokens for begin and end of a chunk."""
+"""The number of tokens that mark the begin and the end of a chunk."""
 _LONG_WORD = 8
-"""Tokens of a word that is cut where a chunk ends."""
+"""The number of tokens from which on a word is cut where a chunk ends."""
 
 
 def chunked_rows(
     tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], num_chunks: int, length: int
 ) -> list[list[list[int]]]:
-    """The tokens of the first `num_chunks` chunks of each text, each of `length` tokens: [text][chunk][token]."""
+    """The tokens of the first `num_chunks` chunks of each text, `length` tokens each, by [text][chunk][token]."""
 
     def rows(parts: Sequence[str]) -> list[list[int]]:
         found: list[list[int]] = tokenizer(list(parts), padding="max_length", max_length=length, truncation=True)[
@@ -58,9 +58,9 @@ def least_places(num_tokens: int, length: int) -> int:
 
 
 def parts_of(tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], length: int) -> list[list[list[int]]]:
-    """The tokens of each text without marks, in parts of at most `length - 2`.
+    """The tokens of each text in parts of at most `length - 2` tokens, without marks, by [text][part][token].
 
-    At least one part, which may be empty.
+    Each text has at least one part, which may be empty.
     """
     plain = getattr(tokenizer, "plain", tokenizer)  # without the template that some models put around captions
 
@@ -84,13 +84,16 @@ def parts_of(tokenizer: Callable[..., Mapping[str, Any]], texts: Sequence[str], 
 
 
 def _words(tokens: list[int], words: list[list[int]]) -> list[list[int]]:
-    """The tokens of each word; token by token where the words by themselves have others than the text."""
+    """The tokens of each word of a text; single tokens if the words by themselves have other tokens than the text.
+
+    `tokens`: the tokens of the text. `words`: the tokens of each word by itself.
+    """
     together = [token for word in words for token in word]
     return words if together == tokens else [[token] for token in tokens]
 
 
 def _parts(words: Sequence[list[int]], room: int) -> Iterator[list[int]]:
-    """The words in parts of at most `room` tokens."""
+    """Yields the tokens of the words in parts of at most `room` tokens."""
     part: list[int] = []
     for word in words:
         # A long word is cut in place of a new chunk.

@@ -1,4 +1,4 @@
-"""How long captions are in the tokens of a text encoder, and which have more than it reads: their rest is cut off.
+"""The lengths of captions in the tokens of a text encoder, and the captions that it does not read to their end.
 
 Many captions are counted by their words, because that takes a tenth of the time:
 
@@ -21,26 +21,27 @@ from diffusionpipe.trainer.data.text.caption_chunks import least_places, places_
 from diffusionpipe.trainer.data.text.tokens import Tokenizer, num_tokens
 
 MOST = 20_000
-"""Captions that are looked at; of more, these are drawn."""
+"""The largest number of captions that are counted; of more captions, this number is drawn."""
 _TRIALS = 200
 _NEAR, _FAR = 0.03, 0.25
-"""Parts of the limit: a sum that is as near to it as this is counted again."""
+"""Parts of the limit: where a sum of words' tokens is this near to the limit, the caption's own tokens are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderReading:
-    """A text encoder's name, tokenizer, and how many tokens it reads of a caption."""
+    """A text encoder's name and tokenizer, and the number of tokens that it reads of a caption."""
 
     encoder: str
+    """The name of the encoder, e.g. "text_encoder_2", or "text_encoder_2 of base" among several models."""
     tokenizer: Tokenizer
     length: int
     """The number of tokens that the encoder reads at once."""
     chunks: int = 1
-    """How often it reads `length` tokens of one caption."""
+    """The number of chunks of `length` tokens that it reads of one caption."""
 
     @property
     def limit(self) -> int:
-        """The number of tokens that it reads of a caption, with the marks of each chunk."""
+        """The number of tokens that the encoder reads of a caption, the marks of each chunk included."""
         return self.chunks * self.length
 
 
@@ -50,14 +51,15 @@ class Cut:
 
     encoder: str
     limit: int
-    """Tokens of a caption that it reads, its marks included."""
+    """The number of tokens of a caption that the encoder reads, its marks included."""
     number: int
+    """The number of captions that are longer."""
     looked_at: int
     """The number of captions whose tokens were counted."""
     longest: int
-    """The place of the longest one among the texts."""
+    """The index of the longest caption among the texts."""
     tokens: int
-    """Number of tokens of the longest one."""
+    """The number of tokens of the longest caption."""
 
 
 class Lengths(NamedTuple):
@@ -74,17 +76,20 @@ class CountedCaptions:
 
     encoder: str
     limit: int
-    """Tokens of a caption that it reads, its marks included."""
+    """The number of tokens of a caption that the encoder reads, its marks included."""
     looked_at: int
     """The number of captions whose tokens were counted."""
     lengths: Lengths | None
-    """How long they are, empty ones left out; None where all are empty."""
+    """The lengths of the captions that are not empty; None where all are empty."""
     cut: Cut | None
-    """Those that it does not read in full; None where it reads all."""
+    """The captions that it does not read in full; None where it reads all in full."""
 
 
 def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer]) -> list[EncoderReading]:
-    """Tokenizer and limits of each text encoder, from a model's raw inputs and their tokenizers by name."""
+    """The text encoders of a model with their tokenizers and limits.
+
+    `inputs`: the model's raw inputs. `tokenizers`: the tokenizers of such inputs, by the input's name.
+    """
     return [
         EncoderReading(
             encoder=encoder_of(spec.name),
@@ -98,22 +103,22 @@ def readings_of(inputs: Sequence[TensorSpec], tokenizers: Mapping[str, Tokenizer
 
 
 def encoder_of(name: str) -> str:
-    """The text encoder that reads a raw input, e.g. "text_encoder_2 of base" for "base/input_ids_2"."""
+    """The name of the text encoder that reads a raw input, e.g. "text_encoder_2 of base" for "base/input_ids_2"."""
     model, _, kind = name.rpartition("/")
     encoder = kind.replace("input_ids", "text_encoder")
     return f"{encoder} of {model}" if model else encoder
 
 
 def cut_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[Cut]:
-    """The texts that a text encoder does not read in full, one entry for each encoder that cuts some."""
+    """For each text encoder that does not read some text in full, the texts that it cuts."""
     return [one.cut for one in counted_captions(texts, readings) if one.cut is not None]
 
 
 def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -> list[CountedCaptions]:
-    """The lengths of texts in tokens, by encoder, and the texts that it cuts.
+    """For each text encoder, the lengths of the texts in its tokens, and the texts that it cuts.
 
-    Of more than 20,000 texts that many are drawn. The least and the most of these are exact; the median of many is
-    estimated by words.
+    Of more than 20,000 texts, 20,000 are drawn. The least and the largest length of these are exact; the median of many
+    is estimated by words.
     """
     chosen: Sequence[int] = range(len(texts))
     if len(texts) > MOST:
@@ -124,7 +129,7 @@ def counted_captions(texts: Sequence[str], readings: Sequence[EncoderReading]) -
 
 
 def chunks_in_use(texts: Sequence[str], readings: Sequence[EncoderReading]) -> int:
-    """The smallest number of chunks with which no encoder cuts a text, at most the largest that an encoder reads."""
+    """The smallest number of chunks with which no encoder cuts a text; at most the largest number that one reads."""
     most = max((reading.chunks for reading in readings), default=1)
     while most > 1 and not cut_captions(texts, [replace(one, chunks=min(one.chunks, most - 1)) for one in readings]):
         most -= 1
@@ -171,7 +176,7 @@ def _cut(
 
 
 def _counted(texts: list[str], reading: EncoderReading) -> dict[str, int]:
-    """The tokens of each text, exact where that decides whether it is cut."""
+    """The number of tokens of each text, by text; it is exact where it decides whether the text is cut."""
     found = dict(zip(texts, _sums(texts, reading), strict=True))
     trials = texts[:: max(1, len(texts) // _TRIALS)]
     own = dict(zip(trials, _exactly(trials, reading), strict=True))
@@ -186,14 +191,14 @@ def _counted(texts: list[str], reading: EncoderReading) -> dict[str, int]:
 
 
 def _exactly(texts: Sequence[str], reading: EncoderReading) -> list[int]:
-    """The tokens of each text, in the frame in which its limit counts."""
+    """The exact number of tokens of each text, with marks and padding as the encoder's limit counts them."""
     if reading.chunks == 1:
         return num_tokens(reading.tokenizer, texts)
     return places_taken(reading.tokenizer, texts, reading.length)
 
 
 def _sums(texts: Sequence[str], reading: EncoderReading) -> list[int]:
-    """The tokens of the words of each text, and of the template around it."""
+    """An estimate of the number of tokens of each text: its words' tokens, and the marks and template around it."""
     words_of = [text.split() for text in texts]
     words = list(dict.fromkeys(word for words in words_of for word in words))
     plain = getattr(reading.tokenizer, "plain", reading.tokenizer)

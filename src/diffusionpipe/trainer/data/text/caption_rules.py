@@ -1,4 +1,4 @@
-"""From the captions of a sample to the text that an encoder reads, each time that the sample is seen.
+"""Makes the text that an encoder reads of a sample's captions, each time that the sample is seen.
 
     texts         one of them                         "{wild|tame} owl, |||night, tree, moon"
     alternatives  one of each pair of braces          "wild owl, |||night, tree, moon"
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TRIGGER = "[trigger]"
-"""A mark in a caption, in whose place the trigger word comes."""
+"""The mark in a caption in whose place the trigger word is put."""
 KEPT = "|||"
 """The mark after tags that keep their place; a second one comes before the last tags that do."""
 
@@ -31,26 +31,30 @@ Pick = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionRules:
-    """How texts are made from captions; by default they are read as they are."""
+    """The rules by which texts are made from captions; by default captions are read as they are."""
 
     lines: bool = False
     """Whether each line that is not blank is a caption of its own."""
     alternatives: bool = False
-    """Whether "{a|b}" means one of its parts, "{{" and "}}" for braces."""
+    """Whether "{a|b}" means one of its parts, and "{{" and "}}" mean braces."""
     prefix: str = ""
+    """The text before each caption."""
     suffix: str = ""
+    """The text after each caption."""
     trigger: str | None = None
-    """The word in place of `TRIGGER`, and in front of captions that have neither."""
+    """The word in place of `TRIGGER`, which is put before captions that have neither; None for no word."""
     separator: str = ","
     """The text between two tags."""
     shuffle: bool = False
+    """Whether tags are read in a random order."""
     tag_dropout: float = 0.0
-    """The share of tags that are left out, kept ones aside."""
+    """The share of tags that are left out, apart from tags that keep their place."""
     keep_first: int = 0
     """The number of tags at the start that are neither moved nor left out, in captions without `keep_mark`."""
     keep_mark: str = KEPT
+    """The mark after tags that keep their place."""
     encoder_dropout: tuple[tuple[str, float], ...] = ()
-    """The share of captions that a text encoder does not read, by its name, beside those that none reads."""
+    """(name of a text encoder, share of captions that it does not read), besides captions that no encoder reads."""
 
     @property
     def has_tags(self) -> bool:
@@ -63,15 +67,16 @@ AS_THEY_ARE = CaptionRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenSample:
-    """A sample at one of the times that it is seen: the key of its random numbers."""
+    """A sample at one of the times that it is seen, by which its random numbers are keyed."""
 
     seed: int
     sample: int
+    """The index of the sample in the dataset."""
     number: int
     """The number of times that it was seen before."""
 
     def draws(self, purpose: str) -> "np.random.Generator":
-        """A random generator for one purpose, keyed by the seed, the sample and how often it was seen."""
+        """A random generator for one purpose, keyed by the seed, the sample and the number of times it was seen."""
         # Imported only here: it needs torch, and the sections of a recipe must not.
         from diffusionpipe.trainer.data.randomness import generator
 
@@ -79,7 +84,7 @@ class SeenSample:
 
 
 def texts_of(captions: Sequence[str], rules: CaptionRules) -> tuple[str, ...]:
-    """The captions to choose from, one for each line where the rules say so; ("",) where there are none."""
+    """The captions from which one is drawn, or their lines where the rules say so; ("",) where there are none."""
     if not rules.lines:
         return tuple(captions) or ("",)
     lines = tuple(line.strip() for text in captions for line in text.splitlines() if line.strip())
@@ -87,9 +92,10 @@ def texts_of(captions: Sequence[str], rules: CaptionRules) -> tuple[str, ...]:
 
 
 def drawn_text(captions: Sequence[str], rules: CaptionRules, seen: SeenSample) -> str:
-    """The text that an encoder reads of a sample at one of the times that it is seen, with drawn choices.
+    """The text that an encoder reads of a sample at one of the times that it is seen, with random choices.
 
     A caption, alternatives, dropped and shuffled tags are drawn as the rules say; trigger, prefix and suffix are added.
+    `captions`: all captions of the sample.
     """
     choices = texts_of(captions, rules)
     text = choices[int(seen.draws("choice").integers(len(choices)))] if len(choices) > 1 else choices[0]
@@ -103,7 +109,9 @@ def drawn_text(captions: Sequence[str], rules: CaptionRules, seen: SeenSample) -
 
 
 def plain_text(caption: str, rules: CaptionRules, pick: Pick = lambda parts: parts[0]) -> str:
-    """The text of one caption by the rules, with nothing drawn: all tags in their order; `pick` chooses alternatives.
+    """The text that the rules make of one caption without random choices: all tags in their order.
+
+    `pick`: chooses one of the alternatives in braces; by default the first.
 
     >>> plain_text("{wild|tame} owl, |||night", CaptionRules(alternatives=True, shuffle=True, prefix="a photo of "))
     'a photo of wild owl, night'
@@ -116,20 +124,20 @@ def plain_text(caption: str, rules: CaptionRules, pick: Pick = lambda parts: par
 
 
 def is_dropped_for(encoder: str, rules: CaptionRules, seen: SeenSample) -> bool:
-    """Whether the encoder of this name reads no caption this time, drawn with its share of `encoder_dropout`."""
+    """Whether the encoder with this name reads no caption this time, drawn with its share in `encoder_dropout`."""
     share = dict(rules.encoder_dropout).get(encoder, 0.0)
     return share > 0 and bool(seen.draws(f"dropout.{encoder}").random() < share)
 
 
 def _spelled(text: str, pick: Pick) -> str:
-    """The text with one part of each pair of braces that holds a "|"."""
+    """The text with one part in place of each pair of braces that holds a "|"; `pick` chooses the part."""
     text = text.replace("{{", _OPEN).replace("}}", _CLOSE)  # doubled braces stay out of the way
     text = _BRACES.sub(lambda found: pick(found[1].split("|")), text)
     return text.replace(_OPEN, "{").replace(_CLOSE, "}")
 
 
 def has_stray_braces(caption: str, rules: CaptionRules) -> bool:
-    """Whether a brace of the caption belongs to no alternatives, so that it is read as it is.
+    """Whether the caption has a brace that belongs to no alternatives, so that it is read as it is.
 
     >>> has_stray_braces("a {wild|{tame|shy} owl", CaptionRules(alternatives=True))
     True
@@ -150,7 +158,7 @@ def _with_trigger(text: str, rules: CaptionRules) -> str:
 
 
 def _tags(text: str, rules: CaptionRules, numbers: "np.random.Generator") -> str:
-    """The tags that are not dropped, the kept ones at their places and the others in a drawn order."""
+    """The text with tags dropped and shuffled as the rules say; tags that keep their place stay."""
     parts = [_split(part, rules) for part in text.split(rules.keep_mark, 2)]
     if len(parts) == 1:
         head, tail = parts[0][: rules.keep_first], []

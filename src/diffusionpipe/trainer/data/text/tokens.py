@@ -1,4 +1,4 @@
-"""Captions to tokens."""
+"""Makes tokens of captions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,15 +9,18 @@ from torch import Tensor
 from diffusionpipe.trainer.data.text.caption_chunks import chunked_rows
 
 TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
-"""The caption in the tokens of each text encoder."""
+"""The raw inputs that hold the caption in the tokens of a text encoder, one for each encoder."""
 MASKS = {"input_mask": "input_ids"}
-"""1 where tokens count, 0 where they fill up: input and the tokens that it belongs to."""
+"""The raw inputs that are masks of tokens (1 where tokens count, 0 for padding), with the input of their tokens."""
 Tokenizer = Callable[..., Mapping[str, Any]]
 """A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str], *shape: int) -> Tensor:
-    """The texts as int64 tokens, cut or padded to (len(texts), *shape), where shape is T tokens, or N chunks of T."""
+    """The texts as int64 tokens, cut or padded, (len(texts), *shape).
+
+    `shape`: the number of tokens, or the number of chunks and the number of tokens in each.
+    """
     if len(shape) == 1:
         return _tokens(tokenizer, texts, shape[0], "input_ids")
     if not texts:
@@ -26,12 +29,12 @@ def token_ids(tokenizer: Tokenizer, texts: Sequence[str], *shape: int) -> Tensor
 
 
 def token_mask(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
-    """An int64 mask (len(texts), length): 1 where `token_ids` has a token of the text, 0 where it is padded."""
+    """The int64 mask of tokens, (len(texts), length): 1 where `token_ids` has a token of the text, 0 for padding."""
     return _tokens(tokenizer, texts, length, "attention_mask")
 
 
 def num_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """How many tokens each text has before it is cut, with the marks and the template of the tokenizer."""
+    """The number of tokens of each text before it is cut, with the marks and the template of the tokenizer."""
     if not texts:
         return []
     found = tokenizer(list(texts), padding=False, truncation=False, verbose=False)["input_ids"]
