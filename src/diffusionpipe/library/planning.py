@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 from pathlib import Path
 
 from diffusionpipe.costs import Cluster, Profile
@@ -37,6 +38,7 @@ class Choice:
     """The plan that `dp.plan` found, with its predicted step, timeline, and the layouts that were compared."""
 
     plan: Plan
+    """The plan, for `dp.run`."""
     step: Seconds
     """Predicted time of one iteration and the update after it."""
     why: str
@@ -78,7 +80,7 @@ def plan(
     sharded: bool | str | None = None,
     fill: bool = False,
 ) -> Choice:
-    """The fastest plan for all devices of a cluster, within what is given.
+    """The fastest plan for all devices of a cluster, with the sizes that are given and the best ones for the others.
 
     Without `replicas`, and with the name of a family as `schedule` or none, the planner searches all sizes that are
     not given. Orders of your own, and replicas, fix the layout; only the micro-batches are still looked for.
@@ -87,13 +89,13 @@ def plan(
         profile: from `dp.profile`, or the path of a file that `diffusionpipe profile` wrote.
         cluster: the name of a shipped cluster, with ":N" for N nodes, or the path of a cluster file.
         batch: samples of one step, over all devices.
-        optimizer: its name in torch.optim, whose state takes memory.
+        optimizer: its name in torch.optim; its state takes memory.
         schedule: a family's name, "graphpipe" for stages on branches that run at the same time, a file of orders, or
             the result of `dp.schedule`; None: the planner chooses among all.
-        stages: into which the model is cut.
-        microbatches: of one iteration of one pipeline.
-        replicas: devices of each stage, which share each micro-batch's samples.
-        data_parallel: copies of the whole pipeline.
+        stages: the number of stages into which the model is cut.
+        microbatches: the number of micro-batches of one iteration of one pipeline.
+        replicas: the number of devices of each stage, which share each micro-batch's samples.
+        data_parallel: the number of copies of the whole pipeline.
         sharded: whether these copies hold parameters, gradients and optimizer state in parts; "optimizer": the
             state alone.
         fill: whether frozen layers of the next batch may run in the bubbles of this one, as the trainer runs them;
@@ -132,7 +134,11 @@ def plan(
 
 
 def _parts_of(sharded: bool | str | None) -> Sharded | None:
-    """The things that copies hold in parts, from an argument; None leaves them to the planner."""
+    """The argument `sharded` of `plan` as a `Sharded`; None, which leaves it to the planner, stays None.
+
+    Raises:
+        ConfigError: it is another text than "none", "optimizer" or "all".
+    """
     if isinstance(sharded, str) and sharded not in set(Sharded):
         raise ConfigError(f'sharded={sharded!r}; give True, False, "optimizer", or None for the planner to choose')
     if sharded is None or isinstance(sharded, str):
@@ -141,7 +147,11 @@ def _parts_of(sharded: bool | str | None) -> Sharded | None:
 
 
 def _check_layers(profile: Profile, name: str, stages: int, microbatches: int | None) -> None:
-    """Refuse a family that cuts the model into more stages than there are trained layers."""
+    """Check that the schedule family `name` does not cut the model into more stages than it has trained layers.
+
+    Raises:
+        ConfigError: it does.
+    """
     try:
         made = generator_of(name)(stages, microbatches or 2 * stages)
     except ConfigError:
@@ -178,7 +188,11 @@ def _layout(
     *,
     sharded: Sharded,
 ) -> Layout:
-    """The layout that is given, for all devices of the cluster; without micro-batches it has one."""
+    """The layout of these sizes on all devices of the cluster; with one micro-batch if their number is not given.
+
+    Raises:
+        ConfigError: the sizes do not fit each other, the schedule or the cluster.
+    """
     orders = schedule if isinstance(schedule, Schedule) else None
     problems = []
     if orders is not None:
@@ -217,14 +231,18 @@ def _layout(
 
 
 def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: bool) -> Choice:
-    """The choice of a given layout, with the best number of micro-batches where that is not given."""
+    """The plan of a given layout, with the best number of micro-batches if neither argument nor orders fix it.
+
+    Raises:
+        ConfigError: no number of micro-batches can be planned, or nothing fits in memory.
+    """
     if layout.schedule == GRAPHPIPE:
         setting = in_branch_order(setting)
     sizes = [layout.microbatches]
     if microbatches is None and layout.orders is None:
         share = layout.batch // layout.data_parallel
-        unit = max(layout.replicas, default=1)
-        # Micro-batches are equal, and replicas of a stage share each of them equally.
+        unit = lcm(*layout.replicas)
+        # Micro-batches are equal, and the replicas of every stage share each of them equally.
         sizes = [n for n in range(1, share + 1) if share % n == 0 and share // n % unit == 0] or [1]
     made = []
     problems: dict[str, None] = {}
@@ -276,7 +294,7 @@ def _proposed(setting: Setting, layout: Layout, *, fill: bool) -> tuple[Plan, Pr
 
 
 def _timeline(proposal: Proposal) -> Timeline:
-    """The prediction, with the update if the profile has it."""
+    """The predicted timeline of a proposal's training step, with the update if the profile has its time."""
     spans, start = proposal.timeline, proposal.iteration
     if proposal.update:
         workers = range(spans.num_workers)

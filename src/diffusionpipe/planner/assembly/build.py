@@ -1,11 +1,11 @@
-"""A plan from given sizes: partition by counted work, the named schedule, and every pass in order."""
+"""Makes a plan from given sizes: partition by counted work, the named schedule, and every pass in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from math import prod
+from math import lcm, prod
 
 from diffusionpipe.costs import Backbone, Costs, ModelGraph
 from diffusionpipe.costs.graph import upstream
@@ -75,10 +75,10 @@ def build_plan(
 def build_train_schedule(
     graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
 ) -> tuple[Schedule, Blocks]:
-    """(training schedule of `build_plan`, blocks): the schedule without the rest of the plan.
+    """(training schedule of the plan of a layout, names of the layers of each block), without the rest of the plan.
 
-    It is not checked: a search makes many of them and checks the one that it chooses. `pricing` and `filler` as in
-    `build_plan`.
+    The schedule is not checked: a search makes many of them and checks the one that it chooses. `pricing` and `filler`
+    as in `build_plan`.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model.
@@ -88,9 +88,9 @@ def build_train_schedule(
 
 
 def build_orders(graph: ModelGraph, layout: Layout, orders: Schedule) -> Schedule:
-    """The training schedule with these orders on the layout's stages, after all passes, checked.
+    """The complete training schedule of a layout that runs `orders`, checked: with buckets, reductions and messages.
 
-    The micro-batches of `orders` may have any samples.
+    `orders` holds compute actions alone. Its micro-batches may have any numbers of samples.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model.
@@ -102,7 +102,7 @@ def build_orders(graph: ModelGraph, layout: Layout, orders: Schedule) -> Schedul
 def build_window(
     graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
 ) -> tuple[Schedule, Blocks]:
-    """(window of a layout without a flush, blocks): the training schedule without the rest of the plan, checked.
+    """(checked window of a layout without a flush, names of the layers of each block), without the rest of the plan.
 
     `pricing` and `filler` as in `build_plan`.
 
@@ -115,9 +115,12 @@ def build_window(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
+    """A checked layout with the blocks into which it cuts the model, and the function that prices its schedules."""
+
     graph: ModelGraph
     layout: Layout
     blocks: tuple[tuple[str, ...], ...]
+    """The names of the layers of each block, after buckets; the last block holds the frozen layers."""
     pricing: Pricing
 
 
@@ -141,7 +144,7 @@ def _uniform(schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
 
 
 def _partition(graph: ModelGraph, layout: Layout) -> tuple[tuple[str, ...], ...]:
-    """Names of the trained layers, block by block, backbone after backbone."""
+    """The names of the trained layers of each block before buckets, backbone after backbone."""
     if layout.backbones:
         alone = [(graph.alone(backbone), layout.backbone(i)) for i, backbone in enumerate(graph.backbones)]
         return tuple(block for own, sizes in alone for block in _partition(own, sizes))
@@ -172,7 +175,7 @@ def _split_positions(layers: Sequence[str], splits: Sequence[str], num_blocks: i
 
 
 def _edges(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> tuple[Edge, ...]:
-    """The tensors that blocks read from each other: edges between block ids."""
+    """The edges between blocks, with the tensors that one block reads from the other; ends are block ids."""
     return tuple(
         Edge(
             producer=producer,
@@ -185,7 +188,7 @@ def _edges(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> tuple[Edge, ..
 
 
 def _bucketed(graph: ModelGraph, blocks: Blocks, parts: int) -> tuple[tuple[str, ...], ...]:
-    """Every block cut into that many of about equal gradients."""
+    """The blocks after each was cut into `parts` buckets whose gradients have about the same size."""
     sizes = {p.name: prod(p.shape) for p in graph.parameters if p.is_trainable}
     gradients = {layer.name: sum(sizes.get(name, 0) for name in layer.parameters) for layer in graph.layers}
     found = []
@@ -206,19 +209,22 @@ def _connected(build: _Build, schedule: Schedule, backbone: Blocks, division: Di
 
 
 def _forwards_over(pipe: Pipe, microbatches: Sequence[int] = ()) -> Schedule:
-    """Forwards through a backbone's stages; of the whole batch, if nothing else is said."""
+    """The schedule of one forward of every micro-batch through a backbone's stages, without backwards.
+
+    `microbatches`: the samples of each micro-batch; () for the micro-batches of `pipe`.
+    """
     forwards = forward_over(pipe.workers, microbatches or pipe.microbatches)
     return of_backbone(forwards, pipe.model, pipe.first_block)
 
 
 def _validating(build: _Build) -> _Build:
-    """Every sample reads its own estimate, as in sampling."""
+    """The build for validation: with self-conditioning every sample reads its own estimate, as in sampling."""
     probes = tuple((name, Fraction(1)) for name, _ in build.graph.probes)
     return replace(build, layout=replace(build.layout, probes=probes))
 
 
 def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) -> Schedule:
-    """A family's schedule after all passes."""
+    """The complete schedule made of compute actions alone: with edges, reductions, frozen work and messages."""
     layout, blocks = build.layout, build.blocks
     backbone = blocks[:-1]
     schedule = reduced(_connected(build, schedule, backbone, layout.division), layout.division)
@@ -231,9 +237,9 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
 
 
 def _filled(build: _Build, schedule: Schedule, flushed: Schedule, costs: Costs, filler: Filler) -> Schedule:
-    """The schedule with frozen work where the filler puts it; `schedule` is `flushed` itself, or its window.
+    """The schedule with fills at the points of its orders that the filler chooses.
 
-    `costs` are the costs of `flushed`.
+    `schedule` is `flushed` itself, or its window. `costs` are the costs of `flushed`, whose timeline the filler reads.
     """
     unfilled = Unfilled(
         schedule=schedule,
@@ -247,15 +253,18 @@ def _filled(build: _Build, schedule: Schedule, flushed: Schedule, costs: Costs, 
 
 
 def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
-    """A denoiser alone: its inputs are put in from outside, its last tensor is the prediction."""
+    """The schedule that draws samples: forwards of one backbone's denoiser, without encoders and loss.
+
+    The denoiser's inputs are put in from outside; the last tensor that it writes is the prediction.
+    """
     graph, layout = build.graph, build.layout
     trained = frozenset(graph.layers_of(backbone))
     # Drawing needs no loss: of each block only the layers that lead to the prediction.
     needed = {layer.name for layer in upstream([x for x in graph.layers if x.name in trained], backbone.result)}
     blocks = [tuple(name for name in block if name in needed) for block in build.blocks[:-1]]
     replicas = layout.replicas or (1,) * layout.stages
-    # Replicas of a stage share each micro-batch evenly.
-    unit = max(replicas)
+    # The replicas of every stage share each micro-batch evenly.
+    unit = lcm(*replicas)
     wanted = -(-layout.sample_batch // layout.sample_microbatch) if layout.sample_microbatch else layout.stages
     count = max(1, min(wanted, layout.sample_batch // unit))  # each micro-batch has a sample for each replica at least
     # Rounded up so that the replicas can share it; a batch of 0 means a sample for each stage.
@@ -269,7 +278,10 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
 
 
 def _window(build: _Build, filler: Filler | None) -> Schedule:
-    """The layout's window. Without a filler it reads no frozen outputs: each batch is encoded before it begins."""
+    """The checked window of a layout without a flush, with its messages and versions.
+
+    Without a filler it has no fills: each batch is encoded before its first forward.
+    """
     layout = build.layout
     flushed = reduced(_connected(build, layout.generated(), build.blocks[:-1], layout.division), layout.division)
     turns = turns_of(layout.schedule, layout.stages, layout.microbatches)
@@ -291,10 +303,10 @@ def _priced(build: _Build, schedule: Schedule) -> Costs:
 
 
 def _checked(schedule: Schedule) -> Schedule:
-    """The schedule, if it is legal.
+    """The schedule itself, if it is legal.
 
     Raises:
-        ScheduleError: it is not.
+        ScheduleError: it is illegal.
     """
     check(schedule)
     return schedule

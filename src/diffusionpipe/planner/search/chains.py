@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
+from diffusionpipe.costs.cluster import slow_links
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.search.candidates import Candidate
@@ -86,11 +87,13 @@ def add_chains(
 def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> bool:
     """Whether these replicas are looked at in this arrangement; False if an arrangement with more copies does the same.
 
-    It does if the replicas have a common divisor. But with fills on unequal devices the units of one pipeline share its
-    frozen work as they have time, which copies do not.
+    It does if the replicas have a common divisor and all devices and links are alike. Of copies the slowest device and
+    link, and the least memory, count everywhere; replicas are priced each by itself, and share frozen work as they have
+    time.
     """
-    is_shared_better = pool.is_filled and len(set(pool.judge.tables.ground(arrangement).speeds)) > 1
-    return gcd(*replicas) == 1 or is_shared_better
+    ground = pool.judge.tables.ground(arrangement)
+    are_alike = len(set(zip(ground.speeds, ground.memories, strict=True))) == 1 and not slow_links(ground.cluster)
+    return gcd(*replicas) == 1 or not are_alike
 
 
 def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> Judged | None:

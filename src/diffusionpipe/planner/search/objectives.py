@@ -134,15 +134,14 @@ class Before:
 class LeastOneForwardOneBackward:
     """An objective close to the least time of 1F1B, transfers included; longer suffixes never have smaller numbers.
 
-    It fails to be a bound in two cases. A first stage with much longer forwards than the others hides the path after
-    it, and a skip over several stages goes past the links between them, which count it. Such cuts are seldom the best
-    ones. Among a model's good cuts it ranks better than a bound without these two would.
+    It fails to be a bound where a skip over several stages goes past the links between them, which count it. Such cuts
+    are seldom the best ones.
 
     The numbers of a suffix of k stages count from the moment at which its first micro-batch comes to its first stage:
 
         path    of one micro-batch through all of them and back, with transfers
         end     until the last backward of the first stage is done, the largest of
-                    path + (M - 1) (F + B)                  the first stage computes all micro-batches
+                    M (F + B) and its waits                 the first stage computes all micro-batches (`_alone`)
                     path + (ceil(M / k) - 1) path           it has at most k of them under way at a time
                     F + transfer + end of the stages after it + transfer + B
                     F + M transfers + path of the stages after it + B, and the same with the transfers back
@@ -171,7 +170,7 @@ class LeastOneForwardOneBackward:
         own = once + between + path
         turns = -(-count // int(stages + 1)) - 1
         end = max(
-            between + path + count * both,
+            _alone(forward, backward, between + path, count, int(stages + 1)),
             own + turns * own,
             once + between + end,
             once + path + count * ahead,
@@ -187,15 +186,40 @@ class LeastOneForwardOneBackward:
         """A lower bound in seconds of all partitions that end in this suffix; `before` describes the layers before.
 
         The layers before it add their forwards to its total, forwards and backwards to its end and to its path. The
-        slowest of their stages computes all micro-batches, the suffix and the other stages pass one of them meanwhile.
+        slowest of their stages computes all micro-batches, and waits for the path through the suffix and the others.
         """
         total, end, path, _ = numbers
         if not before.num_stages:
             return total
-        once, count = before.both + path, self.num_microbatches
-        turns = -(-count // (num_stages + before.num_stages))
-        steady = once + (count - 1) * before.dearest
+        once, count, most = before.both + path, self.num_microbatches, num_stages + before.num_stages
+        turns = -(-count // most)
+        steady = _least_alone(before.dearest, once - before.dearest, count, most)
         return ROUNDED * max(before.forward + total, before.both + end, turns * once, steady)
+
+
+def _alone(forward: Seconds, backward: Seconds, beyond: Seconds, count: int, most: int) -> Seconds:
+    """The least time in which 1F1B computes `count` micro-batches on a stage of these times.
+
+    `beyond`: the seconds in which a micro-batch passes the stages after it and comes back. `most`: how many are under
+    way at a time. Until the first one is back, the stage does the forwards of the others under way; while the last one
+    is away, it does their backwards:
+
+        F1 F2 F3  wait  B1 F4 B2 F5 B3  wait  B4  wait  B5
+           |- beyond -|         |------ beyond ------|
+    """
+    if count > most:
+        others = most - 1
+        return count * (forward + backward) + max(0.0, beyond - others * forward) + max(0.0, beyond - others * backward)
+    # All forwards come first, so both waits may be the same one.
+    first_back = forward + max(beyond, (count - 1) * forward)
+    return max(first_back + count * backward, count * forward + beyond + backward)
+
+
+def _least_alone(both: Seconds, beyond: Seconds, count: int, most: int) -> Seconds:
+    """The least of `_alone` over all stages whose forward and backward take `both` seconds together."""
+    if count > most:
+        return count * both + max(0.0, 2 * beyond - (most - 1) * both)
+    return max(count * both, beyond + (count + 1) / 2 * both)
 
 
 @dataclass(frozen=True, slots=True)
