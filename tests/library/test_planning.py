@@ -2,6 +2,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from planner import synthetic
 
 import diffusionpipe as dp
 from diffusionpipe.costs.files import read_profile
@@ -11,6 +12,7 @@ from diffusionpipe.ir.files import plan_to_text
 from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.timing.legal import check
 
 PROFILE = Path(__file__).parents[1] / "files" / "profile.json"
 CLUSTER = "rtx4090x2"
@@ -55,6 +57,25 @@ def test_replicas_without_microbatches_get_the_fastest_number(profile):
     found = dp.plan(profile, cluster=CLUSTER, batch=4, replicas=(2,))
     assert found.step == min(every)
     assert f"the fastest of {len(every)} numbers of micro-batches" in found.why
+
+
+def test_replicas_are_cut_for_the_shares_of_their_devices():
+    """Cut by work alone each stage would have half of it, though one has three devices and the other one."""
+    profile = synthetic.chain([0.01] * 8, parameters=[1000] * 8)
+    found = dp.plan(profile, cluster=synthetic.cluster(4), batch=12, replicas=(3, 1))
+    first, second, *_ = found.plan.blocks
+    assert len(first) >= 3 * len(second)
+    free = dp.plan(profile, cluster=synthetic.cluster(4), batch=12, schedule="1f1b", stages=4)
+    assert found.step < 1.3 * free.step
+
+
+def test_replicas_without_a_common_divisor_share_each_micro_batch():
+    """A stage with two replicas and one with three: micro-batches of training and of drawing are multiples of six."""
+    profile = synthetic.chain([0.01, 0.02, 0.01], parameters=[1000] * 3)
+    for replicas in ((2, 3), (3, 2)):
+        found = dp.plan(profile, cluster=synthetic.cluster(5), batch=12, replicas=replicas)
+        for schedule in (found.plan.train, found.plan.validate, *found.plan.sample):
+            check(schedule)
 
 
 @pytest.mark.parametrize(

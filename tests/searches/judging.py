@@ -58,6 +58,7 @@ def judged(drawn: Drawn, number: int, seed: int) -> Verdict:
         problems.append(f"the search found {what}, the enumeration {listed.text} {listed.step:.6g}")
     if found:
         problems += _problems_of(found)
+        found.plan()  # raises an error if a layout that was chosen cannot be made into a plan
     problems += _with_keys(setting, step, random)
     faster = _on_fewer(setting, step)
     problems += _problems_of_fewer(setting, step, faster)

@@ -21,14 +21,17 @@ from diffusionpipe.planner.choosing.asking import gib_of
 from diffusionpipe.planner.choosing.choice import choose
 from diffusionpipe.planner.choosing.rows import Row, unit_of
 from diffusionpipe.planner.from_profile import cut_and_filled
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.branch_order import in_branch_order
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
 from diffusionpipe.schedules import REGISTRY, generator_of
 from diffusionpipe.schedules.building.branches import GRAPHPIPE
 from diffusionpipe.schedules.files.order_file import is_order_file, untrainable
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Seconds
 from diffusionpipe.workflows.planning.stated_setting import stated_setting
 
@@ -83,7 +86,8 @@ def plan(
     """The fastest plan for all devices of a cluster, with the sizes that are given and the best ones for the others.
 
     Without `replicas`, and with the name of a family as `schedule` or none, the planner searches all sizes that are
-    not given. Orders of your own, and replicas, fix the layout; only the micro-batches are still looked for.
+    not given. Orders of your own, and replicas, fix the layout; only the micro-batches and the cuts between layers are
+    still looked for. Orders of your own are cut by work.
 
     Args:
         profile: from `dp.profile`, or the path of a file that `diffusionpipe profile` wrote.
@@ -246,9 +250,10 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: 
         sizes = [n for n in range(1, share + 1) if share % n == 0 and share // n % unit == 0] or [1]
     made = []
     problems: dict[str, None] = {}
+    judge = Judge(setting=setting)
     for count in sizes:
         try:
-            made.append(_proposed(setting, replace(layout, microbatches=count), fill=fill))
+            made.append(_best_cut(judge, replace(layout, microbatches=count), fill=fill))
         except ConfigError as error:
             problems[str(error)] = None
     if not made:
@@ -271,7 +276,29 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: 
     )
 
 
+def _best_cut(judge: Judge, layout: Layout, *, fill: bool) -> tuple[Plan, Proposal, Row]:
+    """The plan of the layout with the fastest cut, among cuts by work and cuts for its replicas and devices.
+
+    Those of the second kind are for one stage on each worker. Cuts that do not fit in memory come last.
+
+    Raises:
+        ConfigError: the layout cannot be planned, however it is cut.
+    """
+    setting, counts = judge.setting, layout.replicas or (1,) * layout.stages
+    layouts = [layout]
+    if layout.orders is None and layout.schedule != GRAPHPIPE and is_chain(layout.schedule) and not judge.has_ties:
+        arrangement = Arrangement(data_parallel=layout.data_parallel, units=sum(counts))
+        names = setting.graph.backbone_layers
+        layouts += [
+            replace(layout, splits=tuple(names[start] for start in cut.starts[1:]))
+            for cut in judge.questions.cuts(arrangement, layout.microbatches, counts)
+        ]
+    made = [_proposed(setting, one, fill=fill) for one in layouts]
+    return min(made, key=lambda one: (max(one[2].overflow, 0), one[2].step))
+
+
 def _proposed(setting: Setting, layout: Layout, *, fill: bool) -> tuple[Plan, Proposal, Row]:
+    """(plan, full simulation, row of the table) of one layout; it is cut by work if it names no splits."""
     layout, filler = cut_and_filled(setting, layout)
     filler = filler if fill else None
     proposal = propose(setting, layout, filler)

@@ -109,7 +109,12 @@ def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> 
     best = add_chains(pool, arrangement, microbatches, is_lean=True) if given.schedule is None else None
     # Some ranks encode for all where work is filled in, and where one micro-batch at a time was not enough.
     for is_lean in ((False, True) if given.schedule is None else (False,)) if pool.is_filled and best is None else ():
-        known = {(one.starts, one.replicas) for one in pool.judged if (one.arrangement, one.microbatches) == place}
+        # Those that do not fit where all encode may fit where some do.
+        known = {
+            (one.starts, one.replicas)
+            for one, judged in pool.judged.items()
+            if judged.fits and (one.arrangement, one.microbatches) == place
+        }
         lighter = _partitions(pool, arrangement, microbatches, _Way(hosts=(), is_lean=is_lean))
         if any((one.starts, one.replicas) not in known for one in lighter):
             for hosts in host_sets(memories):

@@ -1,7 +1,7 @@
 """Makes the questions to the dynamic program for a setting, and gives the partitions that it answers with."""
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
@@ -193,6 +193,19 @@ class Questions:
         most = limit / microbatches if is_lean else limit  # one after the other, each has its part of the limit
         limited = self._limited(question, (arrangement, microbatches), objective.least, most)
         return best_partitions(limited, objective, width=WIDTH)
+
+    def cuts(self, arrangement: Arrangement, microbatches: int, replicas: Sequence[int]) -> tuple[Partition, ...]:
+        """The partitions into stages with these numbers of replicas, in this order, the least bound as 1F1B first.
+
+        () if there are more stages than layers, or if none fits in memory.
+        """
+        own = set(zip(accumulate(replicas, initial=0), replicas, strict=False))  # (first unit, replicas) of each stage
+        question = self.question(arrangement, microbatches, replicas=tuple(sorted(set(replicas))))
+
+        def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage | None:
+            return question.stage(first, stop, position, count, stages) if (position, count) in own else None
+
+        return best_partitions(replace(question, stage=stage), LeastOneForwardOneBackward(microbatches), width=WIDTH)
 
     def least_chains(
         self, arrangement: Arrangement, microbatches: int, *, replicas: tuple[int, ...], limit: Seconds
