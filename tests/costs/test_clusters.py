@@ -93,6 +93,7 @@ def test_a_file_of_several_nodes_is_not_repeated(tmp_path):
         ("intra", {"latency": -1.0, "bandwidth": 1.0}, "intra"),
         ("inter_reduce", {"latency": 1.0, "bandwidth": 0.0}, "inter_reduce"),
         ("nodes", [0, 1], "nodes"),
+        ("nodes", [0, 0, 0, 2], "nodes must ascend from 0 without gaps"),
         ("devices", [], "devices"),
         ("pairs", [{"first": 1, "second": 0, "latency": 1.0, "bandwidth": 1.0}], "the smaller first"),
         ("pairs", [{"first": 0, "second": 9, "latency": 1.0, "bandwidth": 1.0}], "two ranks once"),

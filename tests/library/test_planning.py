@@ -1,3 +1,4 @@
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -89,11 +90,17 @@ def test_replicas_without_a_common_divisor_share_each_micro_batch():
         ({"optimizer": "AdamX"}, "there is no optimizer 'AdamX'"),
         ({"replicas": (1, 1, 2)}, "needs 4 ranks for a pipeline, but the cluster rtx4090x2 has 2"),
         ({"replicas": (1, 0)}, "give a number of at least 1 for each stage"),
+        ({"replicas": 2}, "replicas=2: give the number of devices of each stage, e.g. (1, 2)"),
+        ({"replicas": (1.5, 1)}, "replicas[0]=1.5: give a whole number"),
+        ({"batch": None}, "batch=None: give the number of samples"),
+        ({"batch": 2.5, "stages": "2"}, "batch=2.5, stages='2': give a whole number from 1 to 1,000,000"),
+        ({"batch": 10**7}, "batch=10000000: give a whole number"),
+        ({"fill": "x"}, "fill='x': give True or False"),
         ({"schedule": "1f1b", "stages": 3}, "2 ranks cannot form pipelines of 3 stages"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(profile, options, says):
-    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         dp.plan(profile, **{"cluster": CLUSTER, "batch": 16, **options})
 
 

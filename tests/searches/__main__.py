@@ -16,7 +16,7 @@ from searches.settings import drawn
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m searches", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--cases", type=int, default=600)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)

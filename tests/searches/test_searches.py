@@ -31,6 +31,8 @@ FOUND = {
     (13, 225): "what fits of a place, where the cut that looked best holds more than was estimated",
     (15, 223): "fewer devices, where what fits misses the memory by a little in the estimate",
     (15, 229): "the same as 225 of seed 13, at a place that is slow as 1F1B",
+    (16, 239): "an order of its own at the third best place",
+    (20, 487): "the same, among layers that differ in everything",
     (18, 69): "a cut that fits where one rank encodes for all, and did not fit where all encode",
     (16, 58): "more micro-batches, where the cut that looked best takes longer than was estimated",
 }

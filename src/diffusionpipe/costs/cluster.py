@@ -106,8 +106,8 @@ class Cluster:
                 f'"nodes" has {len(self.nodes)} numbers for {len(self.devices)} devices; give each device the number '
                 "of its node, e.g. [0, 0, 1, 1]"
             )
-        if list(self.nodes) != sorted(self.nodes) or self.nodes[0] != 0:
-            raise ValueError(f"nodes must ascend from 0; got {self.nodes}")
+        if list(self.nodes) != sorted(self.nodes) or {*self.nodes} != {*range(self.nodes[-1] + 1)}:
+            raise ValueError(f"nodes must ascend from 0 without gaps; got {self.nodes}")
         lines = {name: getattr(self, name) for name in ("intra", "inter", "intra_reduce", "inter_reduce")}
         wrong = [
             f"{name} has latency {line.latency} and bandwidth {line.bandwidth}"

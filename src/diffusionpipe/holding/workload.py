@@ -104,6 +104,7 @@ def state_of_optimizer(name: str) -> int:
     if name not in STATE_OF_OPTIMIZER:
         of_lower = {known.lower(): known for known in STATE_OF_OPTIMIZER}
         close = get_close_matches(name.lower(), of_lower, n=1)
-        hint = f"did you mean {of_lower[close[0]]}? " if close else ""
-        raise ConfigError(f"there is no optimizer {name!r}; {hint}Known are {', '.join(STATE_OF_OPTIMIZER)}")
+        known = f"known are {', '.join(STATE_OF_OPTIMIZER)}"
+        hint = f"did you mean {of_lower[close[0]]}? K{known[1:]}" if close else known
+        raise ConfigError(f"there is no optimizer {name!r}; {hint}")
     return STATE_OF_OPTIMIZER[name]

@@ -114,7 +114,14 @@ def plan(
         )
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster))
     known = profile if isinstance(profile, Profile) else read_profile(Path(profile))
+    if batch is None:
+        raise ConfigError("batch=None: give the number of samples of one step, over all devices")
     check_sizes(batch=batch, stages=stages, microbatches=microbatches, data_parallel=data_parallel)
+    if replicas is not None and (isinstance(replicas, str) or not isinstance(replicas, Sequence)):
+        raise ConfigError(f"replicas={replicas!r}: give the number of devices of each stage, e.g. (1, 2)")
+    check_sizes(**{f"replicas[{stage}]": count for stage, count in enumerate(replicas or ()) if count != 0})
+    if not isinstance(fill, bool):
+        raise ConfigError(f"fill={fill!r}: give True or False")
     parts = _parts_of(sharded)
     check_device(known, machines, source="the profile" if isinstance(profile, Profile) else str(profile))
     setting = stated_setting(known, machines, batch, checkpoint=(), has_ema=False, optimizer=optimizer)
@@ -279,7 +286,7 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: 
 def _best_cut(judge: Judge, layout: Layout, *, fill: bool) -> tuple[Plan, Proposal, Row]:
     """The plan of the layout with the fastest cut, among cuts by work and cuts for its replicas and devices.
 
-    Those of the second kind are for one stage on each worker. Cuts that do not fit in memory come last.
+    The second kind is looked for where each worker has one stage. Cuts that do not fit in memory come last.
 
     Raises:
         ConfigError: the layout cannot be planned, however it is cut.

@@ -1,6 +1,7 @@
 """`dp.schedule`: a published family, a file of orders, or a function's own orders."""
 
 import os
+from numbers import Integral
 from pathlib import Path
 
 from diffusionpipe.errors import ConfigError
@@ -48,11 +49,22 @@ def schedule(
     return own_orders(source, name_of(source), ranks, microbatches)
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Check that each size, by its name, is at least 1, or None, which means that it is not given.
+MOST = 1_000_000
+"""The largest number of samples, ranks or micro-batches that is accepted: far more than anybody trains with."""
+
+
+def check_sizes(**sizes: object) -> None:
+    """Check that each size, by its name, is a whole number from 1 to `MOST`, or None, which means "not given".
 
     Raises:
-        ConfigError: names each size that is less.
+        ConfigError: it names each size that is not.
     """
-    if wrong := [f"{name}={size}" for name, size in sizes.items() if size is not None and size < 1]:
+    wrong = [
+        f"{name}={size!r}"
+        for name, size in sizes.items()
+        if size is not None and (not isinstance(size, Integral) or isinstance(size, bool) or int(size) > MOST)
+    ]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)}: give a whole number from 1 to {MOST:,}")
+    if wrong := [f"{name}={size}" for name, size in sizes.items() if isinstance(size, Integral) and int(size) < 1]:
         raise ConfigError(f"{', '.join(wrong)}: give a number of at least 1")

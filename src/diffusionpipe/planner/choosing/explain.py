@@ -152,7 +152,9 @@ def _why(
     candidate, proposal = winner
     rival = min((one for one in others if one.fits), key=lambda one: one.step, default=None)
     if rival is None:
-        against = "no other system's layout fits in memory"
+        # Others need a batch that all devices share equally.
+        problem = "fits in memory" if others else "shares this batch over these devices"
+        against = f"no other system's layout {problem}"
     elif rival.step >= row.step * CLEAR:
         against = f"it is {rival.step / row.step:.2f} times as fast as {rival.name}, the fastest other system that fits"
     elif rival.step * CLEAR <= row.step:

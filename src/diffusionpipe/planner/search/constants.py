@@ -24,7 +24,7 @@ favour."""
 NUM_IMPROVED = 8
 """The numbers of best candidates and of best places that are improved: more cost estimates; fewer trust the first cut
 more."""
-NUM_ORDERED = 2
+NUM_ORDERED = 3
 """The number of best places for which orders are searched: each costs the effort of `ORDER_SECONDS`."""
 ORDER_SECONDS: Seconds = 0.15
 """The effort of an order search: a larger one finds shorter orders and delays every plan; a smaller one leaves more
