@@ -92,7 +92,7 @@ class Cluster:
     intra: Link
     """The link between two ranks of one node."""
     inter: Link
-    """The link between two ranks of different nodes (per rank, all sending at once)."""
+    """The link between two ranks of different nodes, with the bandwidth of each rank while all ranks send."""
     intra_reduce: AllReduce
     """The cost of a sum over ranks of one node."""
     inter_reduce: AllReduce

@@ -99,7 +99,7 @@ class Backbone:
 
     @property
     def result(self) -> str:
-        """The name of the tensor that it computes to draw samples: its prediction, or its loss where it has none."""
+        """The name of the tensor that the backbone computes for drawing: its prediction, or its loss without one."""
         return self.prediction or self.loss
 
 

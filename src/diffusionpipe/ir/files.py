@@ -99,7 +99,7 @@ def from_text(text: str, form: Format[T], *, source: str) -> T:
     """The value that a file's text holds; `source` names the text in errors.
 
     Raises:
-        FileFormatError: no JSON, another format or version, an unknown or missing key, a wrong value; all named.
+        FileFormatError: it is not JSON, or has another format or version, or wrong keys or values; all are named.
     """
     data = _parse(text, source)
     if not isinstance(data, dict):

@@ -83,7 +83,10 @@ def begin(folder: Path, step: int) -> None:
 
 
 def finish(folder: Path, index: Index) -> None:
-    """Write `save.json` into a save, give it its final name, and remove all but the newest; one rank calls it."""
+    """Finish the save of a step: write its `save.json`, and rename its hidden folder. Older saves are deleted.
+
+    `KEPT` saves remain. One rank calls it.
+    """
     place, named = unfinished(folder, index.step), folder_of(folder, index.step)
     data = {
         "format": FORMAT,

@@ -40,7 +40,7 @@ def lower_bound(problem: Problem) -> int:
 
 
 class Ways:
-    """The earliest times of one micro-batch on its way through all stages, by stage, in ticks."""
+    """The earliest starts of the first micro-batch's actions on each stage, and the least time after them."""
 
     def __init__(self, problem: Problem) -> None:
         d, lags, n = problem.durations, problem.lags, problem.num_stages

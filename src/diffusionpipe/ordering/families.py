@@ -33,7 +33,7 @@ def family_orders(problem: Problem) -> Iterator[tuple[str, Letters]]:
 def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
     """The schedules of the family `name` at the problem's sizes: for equal costs, and for its costs if they matter.
 
-    None if the family has another placement or cannot do these sizes.
+    It yields nothing if the family has another placement or cannot do these sizes.
     """
     sizes = (problem.num_ranks, problem.num_microbatches)
     schedule = _generated(name, *sizes)

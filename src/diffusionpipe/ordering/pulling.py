@@ -52,7 +52,10 @@ def _numbers(problem: Problem, orders: Letters) -> list[list[int]]:
 
 
 def _letters(network: Network, starts: list[int]) -> Letters:
-    """The letters of each rank in the order of their starts; `starts` is by the network's number of an action."""
+    """The actions of each rank, as letters with stages (`Letters`), in the order of their starts.
+
+    `starts`: the start of each action in ticks, by its number in the network.
+    """
     orders: list[list[int]] = [[] for _ in network.limits]
     for number in sorted(range(len(starts)), key=starts.__getitem__):
         letter = number // network.num_microbatches

@@ -169,7 +169,7 @@ _Brought = tuple[Flow, int]
 
 
 def _encoded(schedule: Schedule, graph: Graph, events: _Events) -> Iterator[_Encoded]:
-    """Each message that an encoder stage sends to another worker, with its events."""
+    """Each message that an encoder stage sends to another worker, with its events (`_Encoded`)."""
     stages, transfers = schedule.placement.stages, iter(graph.encoded)
     encoded: dict[tuple[int, int], list[_Brought]] = defaultdict(list)
     for flow in frozen_flows(schedule):

@@ -109,8 +109,8 @@ def layer_run(
 ) -> LayerRun:
     """A layer with its inputs, taken from `tensors`, ready to run; its trained parameters get gradients of 0.
 
-    So its backward adds to gradients, as after a first micro-batch. `context` makes the context of autocast, and
-    `narrow` is its dtype. Frozen layers get no copies of weights, since each fill casts for itself.
+    With these gradients its backward adds to them, as it does after a first micro-batch. `context` makes the context of
+    autocast, and `narrow` is its dtype. Frozen layers get no copies of weights, since each fill casts for itself.
     """
     component = graph.components[layer.component]
     is_frozen = layer.name in model.frozen_layers

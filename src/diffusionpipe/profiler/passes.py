@@ -127,7 +127,11 @@ def time_passes(
 
 
 def _needed(rounds: Sequence[tuple[_Round, bool]], agree: Agree) -> Seconds:
-    """The time that all passes together have to take, divided by the number of layers: more if their times differ."""
+    """The seconds for each layer that are measured at least, over all passes: `ENOUGH`, or `MOST` if rounds differ.
+
+    `rounds`: (what was measured, whether the backward was whole) of each round so far. `agree`: makes the spread of
+    their times the same on all ranks.
+    """
     wholes = [sum(took.device for trial in found.values() for took in trial.all()) for found, _ in rounds]
     usual = middle(wholes)
     # The error of the median, about the spread over the square root of the count, as a part of the median.

@@ -44,7 +44,7 @@ def _host_time(work: Work, costs: Costs) -> Seconds:
 
 
 def prices_of(works: Sequence[Work], costs: Costs) -> list[Seconds]:
-    """The seconds of each work at these costs, by work; empty rooms take 0."""
+    """The seconds of each work at these costs, by work; a place for a fill that is empty takes 0."""
     return [price_of(work, costs) for work in works]
 
 

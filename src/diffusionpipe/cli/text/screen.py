@@ -49,7 +49,7 @@ class ConsoleWork:
         self.write(done, total, ", ".join(texts))
 
     def write(self, done: float, total: float, text: str) -> None:
-        """Shows the progress on a terminal alone, with `text` beside the bar."""
+        """Shows the progress as a bar with `text` beside it, if the output is a terminal."""
         if self._bars is None or self._task is None:
             return
         self._bars.update(self._task, completed=done, total=total, text=text)

@@ -42,7 +42,11 @@ def _geforce(messages: tuple[float, float], sums: tuple[float, float], host: flo
 
 
 def _server(rate: float, *, latencies: tuple[float, float], host: float, network: float = 42.4) -> LinkKind:
-    """The kind of link of devices with NVLink of `rate` GB/s; by default all share a network of 400 Gb/s."""
+    """The kind of link of devices with NVLink of `rate` GB/s, all of which send over one network of `network` GB/s.
+
+    `latencies`: in microseconds, of messages and of sums inside a node. `host`: GB/s from host memory. The default of
+    `network` is the rate that a network of 400 Gb/s reaches.
+    """
     return LinkKind(
         messages=(rate, rate), sums=(rate, rate), latencies=latencies, network=network, network_sums=40,
         network_latencies=(30, 100), host=host,

@@ -114,7 +114,10 @@ def _kinds(modules: Iterable[nn.Module]) -> str:
 
 
 def mixes_samples(layer: Layer, component: nn.Module, reads: Sequence[Tensor]) -> bool:
-    """Whether the layer's outputs for one sample depend on another sample; False if it has no real weights, or many.
+    """Whether the layer's outputs for one sample depend on another sample; False if that cannot be tried.
+
+    It cannot be tried without real weights, or with too many of them.
+
 
     `component`: the module that it runs. `reads`: tensors of the shapes and dtypes that it reads, of at least two
     samples; their values do not count.

@@ -38,7 +38,7 @@ def latent_frames(frames: int) -> int:
 
 
 def rows(config: Config, grid: Grid) -> tuple[int, ...]:
-    """The shape of a clip's latents as rows, (N, C): N cells, C numbers of a patch."""
+    """The shape of a clip's latents as rows, (N, C): N patches with C numbers in each."""
     return grid.cells, config["in_channels"] * prod(config["patch_size"])
 
 

@@ -108,9 +108,9 @@ def store(graph: LayerGraph, form_of: Callable[[str], Form | None], *, multiplie
     """Replace the frozen linear layers of a graph's components by stored ones, with codes in place of weights.
 
     Real weights are encoded; meta weights get their values later. `form_of(component)`: the form of its layers; None to
-    leave them as they are. Adapters are added before. A layer stays as it is if it is trained, if its forward is not
-    torch's own, or if its weight is read by anything but its forward. `multiplies_integers`: layers in int8 multiply
-    integers (`int8_product`).
+    leave them as they are. Adapters have to be added before this call. A layer stays as it is if it is trained, if its
+    forward is not torch's own, or if its weight is read by anything but its forward. `multiplies_integers`: layers in
+    int8 multiply integers (`int8_product`).
     """
     for name, component in graph.components.items():
         form = form_of(name)

@@ -19,7 +19,7 @@ def unet_mask_channels(latent_channels: int) -> int:
 
 
 def fill_mask_channels(latent_channels: int, factor: int) -> int:
-    """The number of channels that FLUX.1 Fill reads beside its noisy latents: a picture's and the mask's.
+    """The number of channels that FLUX.1 Fill reads after its noisy latents: the picture's latents and the mask.
 
     `factor`: the number of pixels along a side for one latent.
     """

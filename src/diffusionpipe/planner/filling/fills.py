@@ -210,8 +210,8 @@ def fill_bound(
     """A lower bound in seconds of the filled iteration: hosts' idle time takes the batch at its cheapest chunk size.
 
     `unfilled`: the seconds without frozen work, or a lower bound of them; `busy`: the compute of each worker in
-    seconds. It takes a few sums, so a search can leave out layouts by it. It holds if the time a sample is least at one
-    of the chunk sizes or at 1, as with times linear between them.
+    seconds. It is quickly computed, so a search can leave out layouts by it. It is a bound if the least time of one
+    sample is at a chunk size or at 1, as it is if times are linear between these sizes.
     """
     options = options or FillOptions()
     chunks = {1, *options.allowed_chunks(batch)}

@@ -204,6 +204,6 @@ def _each(cuts: _Cuts) -> Iterator[tuple[int, _Cut]]:
 
 
 def _span(tree: Tree) -> tuple[int, int]:
-    """(first layer of a part of the tree, layer after its last)."""
+    """(first layer of the tree, layer after its last)."""
     layers = listed(tree)
     return layers[0], layers[-1] + 1

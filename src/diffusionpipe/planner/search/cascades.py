@@ -132,7 +132,7 @@ def least_time(judge: Judge) -> Seconds:
 
 
 def _places(judge: Judge, arrangement: Arrangement) -> Iterator[PairPlace]:
-    """A place for each pair of numbers of micro-batches of both backbones that divide an arrangement's batch."""
+    """One `PairPlace` for each pair (micro-batches of the first backbone, of the second) that divides the batch."""
     setting, given = judge.setting, judge.setting.given
     rows, rest = divmod(setting.workload.batch, arrangement.data_parallel)
     _, border, end = judge.tables.borders

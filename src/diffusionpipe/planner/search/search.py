@@ -117,7 +117,7 @@ class Search:
 
     @cached_property
     def bound(self) -> Seconds:
-        """A lower bound in seconds of all layouts' iterations; it takes about as long as a part of the search."""
+        """A lower bound in seconds of all layouts' iterations; the bound takes a part of the search's time."""
         if not self.places:
             return least_time(self.judge)
         return least_step(self.judge, self.places, self.winner[1].step if self.winner else float("inf"))

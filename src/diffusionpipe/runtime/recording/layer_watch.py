@@ -32,7 +32,7 @@ class LayerWatch:
         self._recorder.mark()
 
     def stop(self) -> list[LayerTime]:
-        """Stop recording; returns layer, samples and seconds of each forward since `start`. On GPUs it waits."""
+        """Stop recording, after a GPU's work; returns layer, samples and seconds of each forward since `start`."""
         self.is_on = False
         times = self._recorder.times() if self._noted else []
         return [

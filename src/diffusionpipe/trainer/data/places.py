@@ -52,7 +52,7 @@ def table_kind(path: Path) -> str:
 def files_of(path: Path) -> tuple[Path, ...]:
     """The paths of the files that `path` names, sorted; files that it spells out need not exist.
 
-    In it "*" matches any letters, and "{000..012}" each of these numbers.
+    In it "*" matches any characters, and "{000..012}" each of these numbers.
     """
     if is_saved(path):
         return (path,)

@@ -29,7 +29,7 @@ _FILE = "diffusion_pytorch_model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowed:
-    """The sizes of a narrow export: its numbers that are stored in few bits, and the bytes before and after."""
+    """The sizes of a narrow export: how many of its numbers are stored in few bits, and the bytes before and after."""
 
     component: str
     """The name of the component that is stored in few bits."""

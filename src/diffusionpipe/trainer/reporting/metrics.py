@@ -120,7 +120,7 @@ def row_of(line: str | bytes) -> dict[str, float | None] | None:
 
 
 def _refuse_stranger(path: Path) -> None:
-    """Raise a ConfigError where the path is not a regular file: a FIFO would never end, a broken link has no file."""
+    """Raise a ConfigError where the path is not a regular file: reading a FIFO never ends, a broken link has none."""
     if problem := problem_of_file(path):
         raise ConfigError(f"{path}: {problem}; remove it")
 

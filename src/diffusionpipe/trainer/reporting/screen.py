@@ -14,7 +14,7 @@ class Work(Protocol):
     """The methods by which one piece of work under way shows its progress."""
 
     def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
-        """Shows that `done` of `total` is done; `words` are the same for people, e.g. {"layer": "12/59"}."""
+        """Shows that `done` of `total` is done; `words` say the same in words, e.g. {"layer": "12/59"}."""
         ...
 
     def write(self, done: float, total: float, text: str) -> None:

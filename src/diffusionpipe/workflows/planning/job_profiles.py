@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CachedProfiles:
-    """Finds and keeps the profiles of measurements as files in a folder: a `ProfileCache`."""
+    """Finds and keeps measured profiles as files in a folder: a `ProfileCache`."""
 
     folder: Path
 

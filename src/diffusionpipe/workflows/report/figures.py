@@ -22,7 +22,7 @@ def number(value: float, file: str, key: str, *, digits: int = 4, unit: str = ""
 
 
 def count(value: int, file: str, key: str) -> Json:
-    """A whole number for the page, shown with separators; see `figure`."""
+    """A whole number for the page, with separators in its text, and the file and key that it is from; see `figure`."""
     return figure(f"{value:,}", value, file, key)
 
 

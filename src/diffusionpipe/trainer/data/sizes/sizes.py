@@ -321,9 +321,9 @@ class _Grouped(NamedTuple):
 
 
 def _visited(picture: Pixels, most: int, areas: Areas, rules: SizeRules) -> Iterator[Clip]:
-    """Yields the sizes at which a sample is trained in turn, one for each area with as many frames as it can fill.
+    """The sizes at which one sample is trained, one after the other: one for each area, with as many frames as fit.
 
-    `most`: the largest number of frames that can be taken of it.
+    `most`: the largest number of frames that can be taken of the sample.
     """
     frames = max((size.frames for area in areas for size in area if size.frames <= most), default=0)
     for area in areas:
