@@ -89,7 +89,8 @@ from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.planner.search.pool import Judged, Pool, cut_of
 from diffusionpipe.planner.search.proposal import Proposal, proposals
 from diffusionpipe.planner.search.sharded import sharded_finalists, with_sharded
-from diffusionpipe.schedules.traits import holds_one
+from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.traits import holds_one, is_split
 from diffusionpipe.units import Seconds
 
 Proposed = Callable[[Candidate], Proposal]
@@ -251,13 +252,19 @@ def _found(
     taken = {candidate for candidate, _ in finalists}
     return Search(
         judge=pool.judge,
-        finalists=tuple(sorted(finalists, key=lambda pair: (pair[1].overflow > 0, pair[1].step))),
+        # Of equally fast ones those with whole backwards come first: they are simpler.
+        finalists=tuple(sorted(finalists, key=lambda pair: (pair[1].overflow > 0, pair[1].step, _splits(pair[0])))),
         judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= TABLE_CUTOFF * pool.score),
         num_estimated=len(pool.judged) + num_sharded,
         is_filled=pool.is_filled,
         is_tight=pool.is_tight,
         places=tuple(places),
     )
+
+
+def _splits(candidate: Candidate) -> bool:
+    """Whether the candidate's published schedule splits backwards into gradients of inputs and of weights."""
+    return candidate.schedule in REGISTRY and is_split(candidate.schedule)
 
 
 def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds) -> Search:
