@@ -34,14 +34,14 @@ PROFILE = Format("diffusionpipe-profile", Profile, (_backbones_of, _without_kept
 CLUSTER = Format("diffusionpipe-cluster", Cluster)
 
 LEAST_TIME, MOST_TIME = 1e-12, 1e9
-"""The least and the largest time of a layer that does work, in seconds: a thousandth of a nanosecond and 30 years. Sums
-and quotients of such times are finite."""
+"""The least and the largest time of a layer that does work, in seconds: a thousandth of a nanosecond and 30 years. With
+these limits a sum or a quotient of times is finite."""
 MOST_COUNT = 2**60
 """The most bytes of a layer, samples of a batch, or elements of a tensor in a profile."""
 
 _Named = LayerSpec | TensorSpec | ParameterSpec
 ANY_CPU = "CPU"
-"""The name of a device in a cluster that stands for any CPU on which a profile was made."""
+"""A cluster may give its devices this name: a profile of any CPU is then accepted."""
 
 
 def profile_to_text(profile: Profile) -> str:

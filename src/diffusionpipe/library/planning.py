@@ -284,7 +284,7 @@ def _given(setting: Setting, layout: Layout, microbatches: int | None, *, fill: 
 
 
 def _best_cut(judge: Judge, layout: Layout, *, fill: bool) -> tuple[Plan, Proposal, Row]:
-    """The plan of the layout with the fastest cut, among cuts by work and cuts for its replicas and devices.
+    """(plan, full simulation, row of the table) of the layout with the fastest cut, by work or for its replicas.
 
     The second kind is looked for where each worker has one stage. Cuts that do not fit in memory come last.
 
@@ -292,23 +292,18 @@ def _best_cut(judge: Judge, layout: Layout, *, fill: bool) -> tuple[Plan, Propos
         ConfigError: the layout cannot be planned, however it is cut.
     """
     setting, counts = judge.setting, layout.replicas or (1,) * layout.stages
-    layouts = [layout]
+    layout, filler = cut_and_filled(setting, layout)
+    ways = {layout.splits: layout}
     if layout.orders is None and layout.schedule != GRAPHPIPE and is_chain(layout.schedule) and not judge.has_ties:
         arrangement = Arrangement(data_parallel=layout.data_parallel, units=sum(counts))
         names = setting.graph.backbone_layers
-        layouts += [
-            replace(layout, splits=tuple(names[start] for start in cut.starts[1:]))
-            for cut in judge.questions.cuts(arrangement, layout.microbatches, counts)
-        ]
-    made = [_proposed(setting, one, fill=fill) for one in layouts]
-    return min(made, key=lambda one: (max(one[2].overflow, 0), one[2].step))
-
-
-def _proposed(setting: Setting, layout: Layout, *, fill: bool) -> tuple[Plan, Proposal, Row]:
-    """(plan, full simulation, row of the table) of one layout; it is cut by work if it names no splits."""
-    layout, filler = cut_and_filled(setting, layout)
+        for cut in judge.questions.cuts(arrangement, layout.microbatches, counts):
+            splits = tuple(names[start] for start in cut.starts[1:])
+            ways.setdefault(splits, replace(layout, splits=splits))
+    # Where frozen layers lie does not depend on the cuts, so one filler serves all.
     filler = filler if fill else None
-    proposal = propose(setting, layout, filler)
+    simulated = [(way, propose(setting, way, filler)) for way in ways.values()]
+    layout, proposal = min(simulated, key=lambda pair: (max(pair[1].overflow, 0), pair[1].step))
     made = build_plan(setting.graph, layout, pricing=pricing_of(setting), filler=filler)
     use = max(proposal.memory, key=lambda memory: memory.total)
     row = Row(

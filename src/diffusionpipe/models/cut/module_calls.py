@@ -126,7 +126,7 @@ class CallResult:
     """Shape, strides and dtype of each new tensor."""
 
     def of(self, given: Sequence[Tensor], made: Iterable[Tensor]) -> Any:
-        """The result of such a call: `given` are the tensors of its arguments, `made` its new tensors, in order."""
+        """The result of the call, made of the tensors of its arguments, `given`, and its new tensors, `made`."""
         rest = iter(made)
         values = [
             next(rest) if value is TENSOR else given[value.index] if isinstance(value, Passed) else value

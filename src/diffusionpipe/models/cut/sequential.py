@@ -36,7 +36,7 @@ class _Value:
     """The structure (tuples, dictionaries) in which the tensors are returned; None for a tensor alone."""
 
     def parts(self, value: Any) -> tuple[Tensor, ...]:
-        """The graph's tensors of such a value: its tensors in order, with their samples in dimension 0."""
+        """The tensors of a value as the graph passes them: in order, with their samples in dimension 0."""
         leaves = pytree.tree_leaves(value)
         return tuple(leaf.movedim(d, 0) if d else leaf for leaf, d in zip(leaves, self.dimensions, strict=True))
 

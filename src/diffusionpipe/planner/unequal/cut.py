@@ -22,7 +22,7 @@ from diffusionpipe.ir.cells import Cell
 from diffusionpipe.units import Seconds
 
 Price = Callable[[int, int], Seconds]
-"""(number of a size, samples) -> seconds of the forward and backward of such a micro-batch on the slowest stage."""
+"""(number of a size, samples) -> seconds of a micro-batch's forward and backward on the slowest stage."""
 Room = Callable[[int], int]
 """Number of a size -> the most samples of this size that fit in memory as one micro-batch."""
 

@@ -299,7 +299,7 @@ _COLLECTIVES = {
     ("diffusionpipe.runtime.job.watchdog", "_finish"),
     ("diffusionpipe.runtime.job.process_group", "gather_via_store"),
 }
-"""(module, function) in which a rank waits for other ranks; function None stands for all of the module."""
+"""(module, function) of the code in which a rank waits for other ranks; None as function means the whole module."""
 
 
 def is_in_collective(frame: FrameType | None) -> bool:
